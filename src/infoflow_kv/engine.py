@@ -1,0 +1,430 @@
+"""The engine: the only file that knows the order of the phases.
+
+documents → chunks → (store | prefill) → assemble → score → take → repair with the prompt rows → decode
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from infoflow_kv.chunking import TextEncoder, layout, render, split
+from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
+from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError, StoreError
+from infoflow_kv.methods import METHODS, Method, method
+from infoflow_kv.models import LanguageModel, Rotary, RotaryTables
+from infoflow_kv.positions import GEOMETRIES, assemble, request_tables
+from infoflow_kv.prefilling import identify, prefill
+from infoflow_kv.records import (
+    AddReport,
+    Answer,
+    Chunk,
+    ChunkIdentity,
+    ChunkKV,
+    ChunkReport,
+    Context,
+    Document,
+    Piece,
+    Prompt,
+    Selection,
+    Timings,
+    Usage,
+)
+from infoflow_kv.repairing import repair
+from infoflow_kv.select import Scene, layer_set, num_selected, take
+from infoflow_kv.store import ChunkStore, load_many
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+INSTRUCTION = "Answer the question using the documents."
+HEAD_POLICIES = ("head", "none")
+Documents = Iterable[Document | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One request after repair: its context, the logits of the last prompt rows, and what it took."""
+
+    prompt: Prompt
+    method: Method
+    context: Context
+    rotary: Rotary
+    selection: Selection
+    logits: "Tensor"
+    usage: Usage
+    timings: Timings
+
+
+class Engine:
+    """Answers questions over documents from stored chunk KV.
+
+    `store`: where chunk KV is kept; None keeps nothing between requests. `method`: a name of `methods.METHODS`. `budget`:
+    share (0..1) of the reusable tokens that is recomputed. `layers`: the layer set of the scores (`all`, `relative`,
+    `22-25`). `chunk_tokens`: longest chunk. `head_policy`: `head` prefills chunks behind the chat header, `none` alone.
+    `namespace`: tenant; KV is never reused across namespaces.
+
+    Raises OptionError for anything outside its range. Safe to share between threads.
+
+    >>> engine = Engine(model, store=MemoryStore())  # doctest: +SKIP
+    >>> engine.answer("Who keeps the lighthouse?", ["Ada keeps the lighthouse."]).text  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: ChunkStore | None = None,
+        method: str = "infoflow",
+        budget: float = 0.15,
+        layers: str = "relative",
+        chunk_tokens: int = 512,
+        head_policy: str = "head",
+        namespace: str = "public",
+        instruction: str = INSTRUCTION,
+        system: str | None = None,
+    ) -> None:
+        self.model = model
+        self.store = store
+        self.method = check_method(method)
+        self.budget = check_budget(budget)
+        self.layers = layer_set(layers, model.num_layers)
+        self.chunk_tokens = chunk_tokens
+        if head_policy not in HEAD_POLICIES:
+            raise OptionError(f"head policy '{head_policy}' is not one of {', '.join(HEAD_POLICIES)}")
+        self.head_policy = head_policy
+        self.namespace = namespace
+        self.encoder = TextEncoder(model.tokenizer)
+        self.template = render(model.tokenizer, instruction=instruction, system=system)
+        # The head does not depend on question or documents: one rendering serves ingestion and all requests.
+        self.head_ids = self.encoder.scaffold(self.template.head)
+        self._reported_store_error = False
+
+    # ---- offline ----
+
+    def add(self, documents: Documents, on_progress: Callable[[int, int], None] | None = None) -> AddReport:
+        """Prefills and stores what the store does not hold yet; a chunk that is there costs nothing.
+
+        `on_progress(done, total)` is called after each chunk. May be interrupted at any time and called again: each chunk
+        is stored whole or not at all. OptionError without a store, StoreError if it cannot be written.
+        """
+        if self.store is None:
+            raise OptionError("this engine has no store to add documents to; give Engine(store=...)")
+        start = time.perf_counter()
+        given = [as_document(d) for d in documents]
+        chunks = [c for d in given for c in self.split(d)]
+        cached = prefilled = 0
+        head: ChunkKV | None = None
+        for done, chunk in enumerate(chunks, start=1):
+            identity = self.identify(chunk)
+            if self.store.contains(identity) and self.store.get(identity) is not None:
+                cached += 1
+            else:
+                head = head or self._head(store=self.store)
+                self.store.put(prefill(self.model, identity, self._behind(head)))
+                prefilled += chunk.num_tokens
+            if on_progress is not None:
+                on_progress(done, len(chunks))
+        return AddReport(
+            documents=len(given),
+            chunks=len(chunks),
+            cached_chunks=cached,
+            tokens=sum(c.num_tokens for c in chunks),
+            prefilled_tokens=prefilled,
+            seconds=time.perf_counter() - start,
+        )
+
+    def split(self, document: Document | str) -> tuple[Chunk, ...]:
+        """The chunks of one document."""
+        return split(as_document(document), self.encoder, self.chunk_tokens)
+
+    def identify(self, chunk: Chunk) -> ChunkIdentity:
+        """The identity under which this engine stores and finds a chunk."""
+        head_ids = self.head_ids if self.head_policy == "head" else ()
+        return identify(self.model, chunk.token_ids, head_ids, self.namespace)
+
+    # ---- online ----
+
+    def answer(
+        self,
+        question: str,
+        documents: Documents,
+        max_new_tokens: int = 64,
+        *,
+        method: str | None = None,
+        budget: float | None = None,
+        stop: Sequence[str] = (),
+        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    ) -> Answer:
+        """The whole answer; see `stream` for the arguments."""
+        pieces = self.stream(
+            question, documents, max_new_tokens, method=method, budget=budget, stop=stop, sampling=sampling
+        )
+        for piece in pieces:
+            if piece.answer is not None:
+                return piece.answer
+        raise ComputeError("the stream ended without an answer")
+
+    def stream(
+        self,
+        question: str,
+        documents: Documents,
+        max_new_tokens: int = 64,
+        *,
+        method: str | None = None,
+        budget: float | None = None,
+        stop: Sequence[str] = (),
+        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    ) -> Iterator[Piece]:
+        """Pieces of text as they become certain; the last piece carries the whole answer.
+
+        `documents` in the order in which the model is to read them. `method`, `budget`: this request's, instead of the
+        engine's. `stop`: strings that end the answer and are not part of it.
+
+        Raises PromptTooLongError with its three numbers, OptionError, ComputeError; never a wrong answer silently.
+        """
+        start = time.perf_counter()
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise OptionError(f"max_new_tokens {max_new_tokens!r} is not a whole number of at least 1")
+        assembler = TextAssembler(self.model.text, self.model.stop_ids, stop)
+        prompt = self.prompt(question, documents)
+        run = self.run(prompt, method=method, budget=budget, num_new=max_new_tokens, seed=sampling.seed)
+        first = 0.0
+        tokens = decode(
+            self.model, run.context, run.rotary, prompt.num_tokens, run.logits[-1], sampler(sampling), max_new_tokens
+        )
+        for token in tokens:
+            first = first or time.perf_counter()
+            if piece := assembler.push(token):
+                yield Piece(piece)
+            if assembler.reason is not None:
+                break
+        rest = "" if assembler.reason is not None else assembler.finish()
+        done = time.perf_counter()
+        timings = replace(run.timings, ttft_seconds=first - start, decode_seconds=done - first)
+        yield Piece(rest, self._result(run, assembler, timings))
+
+    def prompt(self, question: str, documents: Documents) -> Prompt:
+        """The token ids of a request, the same for every method."""
+        chunks = [c for d in documents for c in self.split(d)]
+        return layout(question, chunks, self.template, self.encoder)
+
+    def run(
+        self,
+        prompt: Prompt,
+        *,
+        method: str | None = None,
+        budget: float | None = None,
+        num_new: int = 1,
+        forced_ids: Sequence[int] = (),
+        seed: int = 0,
+    ) -> Run:
+        """One request up to the logits of its first new token.
+
+        `forced_ids`: a continuation that is fed as further prompt rows *after* selection (teacher forcing); the logits
+        then are those after the prompt and after each forced token.
+        """
+        chosen = self.method if method is None else check_method(method)
+        share = self.budget if budget is None else check_budget(budget)
+        num_new = max(num_new, len(forced_ids) + 1)
+        if prompt.num_tokens + num_new > self.model.window_tokens:
+            raise PromptTooLongError(prompt.num_tokens, num_new, self.model.window_tokens)
+        rotary = self.model.rotary()
+        num_context = prompt.context_tokens
+        forced = len(forced_ids)
+        tables = request_tables(rotary, num_context, len(prompt.suffix_ids) + forced)
+        num_slots = prompt.num_tokens + num_new
+
+        clock = Clock()
+        parts, cached, prefilled = self._parts(prompt, chosen)
+        clock.mark("load")
+        if chosen.reuse:
+            context = assemble(self.model, parts, tables, num_slots, self._exact_tokens(prompt, parts))
+        else:
+            context = empty_context(self.model, prompt, num_slots)
+        clock.mark("assemble")
+        suffix = torch.tensor(prompt.suffix_ids, device=self.model.device)
+        selection = self._select(chosen, share, context, suffix, tables, seed)
+        clock.mark("score")
+        rows = torch.cat([suffix, torch.tensor(forced_ids, dtype=suffix.dtype, device=suffix.device)])
+        logits = repair(self.model, context, selection, rows, tables, num_logits=1 + forced)
+        clock.mark("repair")
+
+        usage = Usage(
+            context_tokens=num_context,
+            prompt_tokens=len(prompt.suffix_ids),
+            chunks=len(prompt.chunks),
+            cached_chunks=cached,
+            reusable_tokens=context.reusable_tokens if chosen.reuse else 0,
+            recomputed_tokens=selection.num_tokens if chosen.reuse else 0,
+            prefilled_tokens=prefilled,
+            new_tokens=0,
+        )
+        timings = Timings(
+            load_seconds=clock["load"],
+            assemble_seconds=clock["assemble"],
+            score_seconds=clock["score"],
+            repair_seconds=clock["repair"],
+        )
+        return Run(prompt, chosen, context, rotary, selection, logits, usage, timings)
+
+    # ---- steps ----
+
+    def _parts(self, prompt: Prompt, chosen: Method) -> tuple[list[ChunkKV], int, int]:
+        """KV of the head and of every chunk in order; how many chunks were stored; how many tokens were not."""
+        if not chosen.reuse:
+            return [], 0, prompt.context_tokens
+        identities = [self.identify(chunk) for chunk in prompt.chunks]
+        wanted = list(dict.fromkeys(identities))
+        found: dict[ChunkIdentity, ChunkKV] = {}
+        if self.store is not None:
+            loaded = load_many(self.store, wanted)
+            found = {identity: kv for identity, kv in zip(wanted, loaded, strict=True) if kv is not None}
+        stored = set(found)
+        head = self._head(store=self.store)
+        for identity in wanted:
+            if identity not in found:
+                found[identity] = prefill(self.model, identity, self._behind(head))
+                self._put(found[identity])
+        parts = ([head] if head is not None else []) + [found[identity] for identity in identities]
+        cached = sum(identity in stored for identity in identities)
+        # A chunk that stands in the request twice is prefilled once.
+        prefilled = sum(len(identity.token_ids) for identity in wanted if identity not in stored)
+        return parts, cached, prefilled
+
+    def _head(self, store: ChunkStore | None) -> ChunkKV | None:
+        """The KV of the chat header, stored like a chunk of its own; None where the template has none."""
+        if not self.head_ids:
+            return None
+        identity = identify(self.model, self.head_ids, (), self.namespace)
+        found = store.get(identity) if store is not None else None
+        if found is None:
+            found = prefill(self.model, identity)
+            self._put(found)
+        return found
+
+    def _behind(self, head: ChunkKV | None) -> ChunkKV | None:
+        return head if self.head_policy == "head" else None
+
+    def _put(self, chunk: ChunkKV) -> None:
+        """Stores a chunk; a store that cannot be written never fails a request, and is reported once."""
+        if self.store is None:
+            return
+        try:
+            self.store.put(chunk)
+        except StoreError as error:
+            if not self._reported_store_error:
+                logger.warning("chunks are used but not stored: %s", error)
+            self._reported_store_error = True
+
+    def _exact_tokens(self, prompt: Prompt, parts: Sequence[ChunkKV]) -> int:
+        """Leading tokens whose KV is what full prefill gives: the head, and the first chunk if it was prefilled behind
+        this very head; nothing of both if RoPE treats a sequence of the request's length otherwise."""
+        exact, before = 0, 0
+        regime = self.model.rope_regime(prompt.num_tokens)
+        expected: tuple[tuple[int, ...], ...] = ((), prompt.head_ids) if prompt.head_ids else ((),)
+        for part, head_ids in zip(parts, expected, strict=False):
+            if part.identity.head_ids != head_ids or part.identity.rope != regime or before != len(head_ids):
+                break
+            exact += part.num_tokens
+            before += part.num_tokens
+        return exact
+
+    def _select(
+        self, chosen: Method, budget: float, context: Context, suffix: "Tensor", tables: RotaryTables, seed: int
+    ) -> Selection:
+        if not chosen.reuse:
+            return Selection(torch.arange(context.num_tokens, device=self.model.device))
+        nothing = Selection(torch.empty(0, dtype=torch.int64, device=self.model.device))
+        if chosen.selector is None:
+            return nothing
+        count = num_selected(budget, context.reusable_tokens)
+        if count == 0:
+            return nothing
+        if count == context.reusable_tokens:  # everything: no scores needed
+            return Selection(torch.arange(context.exact_tokens, context.num_tokens, device=self.model.device))
+        assert chosen.geometry in GEOMETRIES
+        scene = Scene(self.model, context, suffix, tables, seed)
+        return take(chosen.selector(self.layers).score(scene), budget, context)
+
+    def _result(self, run: Run, assembler: TextAssembler, timings: Timings) -> Answer:
+        assert assembler.reason is not None
+        notices = ("the store could not be written; see the log",) if self._reported_store_error else ()
+        return Answer(
+            text=assembler.text.strip(),
+            method=run.method.name,
+            model=self.model.name,
+            stop_reason=assembler.reason,
+            usage=replace(run.usage, new_tokens=len(assembler.token_ids)),
+            timings=timings,
+            chunks=chunk_reports(run),
+            token_ids=tuple(assembler.token_ids),
+            selection=run.selection,
+            notices=notices,
+        )
+
+
+class Clock:
+    """Seconds between marks."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._seconds[phase] = now - self._last
+        self._last = now
+
+    def __getitem__(self, phase: str) -> float:
+        return self._seconds[phase]
+
+
+def empty_context(model: LanguageModel, prompt: Prompt, num_slots: int) -> Context:
+    """Unfilled buffers for an ordinary prefill; spans as in the assembled context."""
+    from infoflow_kv.positions import lay_out
+
+    keys, values = model.empty_slots(num_slots)
+    ids = torch.tensor(prompt.token_ids[: prompt.context_tokens], dtype=torch.int64, device=model.device)
+    lengths = ([len(prompt.head_ids)] if prompt.head_ids else []) + [c.num_tokens for c in prompt.chunks]
+    return Context(keys=keys, values=values, token_ids=ids, spans=lay_out(lengths), exact_tokens=0)
+
+
+def chunk_reports(run: Run) -> tuple[ChunkReport, ...]:
+    """Per chunk: recomputed tokens and its share of all chunks' scores."""
+    spans = run.context.spans[1:] if run.prompt.head_ids else run.context.spans
+    selected = run.selection.slots.cpu()
+    scores = run.selection.scores
+    masses = [float(scores[s.start : s.stop].sum()) if scores is not None else 0.0 for s in spans]
+    total = sum(masses) or 1.0
+    return tuple(
+        ChunkReport(
+            id=chunk.id,
+            title=chunk.title,
+            tokens=chunk.num_tokens,
+            recomputed=int(((selected >= span.start) & (selected < span.stop)).sum()) if run.method.reuse else 0,
+            mass=mass / total,
+            order=order,
+        )
+        for order, (chunk, span, mass) in enumerate(zip(run.prompt.chunks, spans, masses, strict=True))
+    )
+
+
+def as_document(given: Document | str) -> Document:
+    """A Document of a plain string; Documents as they are."""
+    return Document(text=given) if isinstance(given, str) else given
+
+
+def check_budget(budget: float) -> float:
+    """The budget itself; OptionError outside 0..1."""
+    num_selected(budget, 1)
+    return float(budget)
+
+
+def check_method(name: str) -> Method:
+    """The method of this name; OptionError if there is none."""
+    return method(name) if name not in METHODS else METHODS[name]

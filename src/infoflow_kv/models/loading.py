@@ -1,0 +1,138 @@
+"""Loads a model by built-in name, folder, hub id or `gguf:FILE`, and proves that it can be used."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from infoflow_kv.errors import InfoFlowError, ModelError, OptionError, unknown_name
+from infoflow_kv.models.embedded import EMBEDDED, cache_folder, ensure_embedded
+from infoflow_kv.models.fingerprint import tokenizer_fingerprint
+from infoflow_kv.models.gguf import convert_gguf
+from infoflow_kv.models.model import LanguageModel
+from infoflow_kv.models.probe import probe
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(
+    name: str | Path,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    progress: Callable[[str], None] | None = None,
+) -> LanguageModel:
+    """A model ready for use.
+
+    `name`: a built-in name (`smollm2-135m`: fetched and converted once, then kept in the cache), a folder with
+    safetensors weights, a hub id, or `gguf:FILE`. `dtype`: float32, bfloat16 or float16. `device`: cpu, cuda, cuda:N.
+
+    Raises ModelError if there is no such model, UnsupportedModelError with the reason if its KV cannot be moved.
+    Code that comes with a model is never run, and weights are read from safetensors only.
+
+    >>> model = load("smollm2-135m")  # doctest: +SKIP
+    """
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    target = torch_device(device)
+    text = str(name)
+    folder = find(text, progress or logger.info)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        refuse_remote_code(text, folder, config)
+        hf = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=DTYPES[dtype], trust_remote_code=False, use_safetensors=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except InfoFlowError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"model '{text}' could not be loaded: {reason}") from error
+    return wrap(hf.to(target), tokenizer, text)
+
+
+def wrap(hf: Any, tokenizer: Any, name: str) -> LanguageModel:
+    """A LanguageModel over an already loaded Transformers model; UnsupportedModelError if the probe refuses it.
+
+    The model is taken over: from here on it is called through the LanguageModel only.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"model '{name}' has no fast tokenizer (tokenizer.json), which is needed for exact offsets")
+    support = probe(hf.eval().requires_grad_(False))
+    return LanguageModel(hf, tokenizer, name, support, tokenizer_fingerprint(tokenizer))
+
+
+def torch_device(device: str) -> torch.device:
+    """The torch device of this name; OptionError if it is malformed or not there."""
+    try:
+        target = torch.device(device)
+    except RuntimeError:
+        raise OptionError(f"unknown device '{device}'; expected cpu, cuda or cuda:N") from None
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError(f"device '{device}' was asked for, but torch {torch.__version__} sees no CUDA device; use cpu")
+    if target.type not in ("cpu", "cuda"):
+        raise OptionError(f"device '{device}' is not supported; expected cpu, cuda or cuda:N")
+    return target
+
+
+def find(name: str, progress: Callable[[str], None]) -> str:
+    """The folder or hub id behind a name."""
+    if name in EMBEDDED:
+        return str(ensure_embedded(name, progress=progress))
+    if name.startswith("gguf:"):
+        return str(converted_gguf(Path(name.removeprefix("gguf:")), progress))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        check_folder(path)
+        return str(path)
+    if path.is_file():
+        hint = f"; for a GGUF file write gguf:{name}" if path.suffix == ".gguf" else ""
+        raise ModelError(f"model '{name}' is a file; expected a built-in name, a folder or a hub id{hint}")
+    looks_like_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    if not looks_like_hub_id:
+        error = unknown_name("model", name, EMBEDDED)
+        raise ModelError(f"{error}; or give an existing folder, a hub id (owner/name) or gguf:FILE")
+    return name
+
+
+def check_folder(path: Path) -> None:
+    """ModelError unless the folder holds a Transformers model in safetensors."""
+    config = path / "config.json"
+    if not config.is_file():
+        raise ModelError(f"folder '{path}' holds no model: there is no config.json in it")
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{config}' cannot be read as JSON ({error})") from error
+    if not any(path.glob("*.safetensors")):
+        raise ModelError(f"folder '{path}' has no .safetensors weights; pickled weights (.bin, .pt) are never read")
+
+
+def refuse_remote_code(name: str, folder: str, config: Any) -> None:
+    """ModelError for models whose own code would have to run."""
+    if getattr(config, "auto_map", None):
+        raise ModelError(f"model '{name}' wants code of its own to run (auto_map in its config), which is never done")
+
+
+def converted_gguf(path: Path, progress: Callable[[str], None]) -> Path:
+    """The safetensors folder of a GGUF file, converted once per content and kept in the cache."""
+    if not path.is_file():
+        raise ModelError(f"GGUF file '{path}' does not exist")
+    return convert_gguf(path, cache_folder() / "models", progress=progress)
+
+
+def quiet_transformers() -> None:
+    """Turns off Transformers' own progress bars and hints, for programs that print results."""
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

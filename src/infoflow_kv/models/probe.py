@@ -1,0 +1,251 @@
+"""The support probe: decides by numbers, at load, whether a model's KV can be moved; never by a list of names.
+
+Three steps, each with its own reason for refusal: what the model declares; which layers rotate (a forward with NaN
+instead of cos and sin shows where RoPE arrives); and 24 random tokens through our path against the model's own
+attention at two places, also cut in two chunks. (ecosystem.md section 1.4)
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infoflow_kv.errors import UnsupportedModelError
+from infoflow_kv.models import hooks
+from infoflow_kv.models.plain import plain_copy
+from infoflow_kv.models.rotary import (
+    ApplyRotary,
+    Rotary,
+    apply_function,
+    apply_partly,
+    find_rotary,
+    is_stateful,
+    takes_layer_type,
+)
+from infoflow_kv.ops import staircase_attention
+from infoflow_kv.shapes import Float, Tensor
+
+PROBE_TOKENS = 24
+# Correct models stay far below, wrong ones (absolute positions, wrong rotation) give 0.5 and more.
+TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}
+LAYER_KINDS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What the probe found out about a model that it accepts."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_module: torch.nn.Module  # as it was at load: the model's own one changes where length matters
+    apply_rotary: ApplyRotary
+    layer_types: tuple[str | None, ...]
+    rotated_layers: tuple[bool, ...]
+    windows: tuple[int | None, ...]
+    length_matters: bool
+    needs_eager: bool
+    max_error: float
+
+    @property
+    def windows_tag(self) -> str:
+        """The windows as part of the regime's fingerprint; empty without windows."""
+        return "" if not any(self.windows) else "/w" + ",".join(str(w or 0) for w in self.windows)
+
+
+def probe(hf: Any) -> Support:
+    """The facts that the engine needs; UnsupportedModelError with the reason if the model's KV cannot be moved.
+
+    Leaves our attention function and the rotary hook on `hf`; a refused model is left as it was.
+    """
+    name = type(hf).__name__
+    before = hf.config._attn_implementation
+    handle = None
+    try:
+        declared(hf)
+        rotary_module = find_rotary(hf.get_decoder())
+        pristine = copy.deepcopy(rotary_module)
+        attentions = attention_modules(hf)
+        hf.set_attn_implementation(hooks.IMPLEMENTATION)
+        handle = rotary_module.register_forward_hook(hooks.identity_rotary)
+        return measure(hf, pristine, attentions)
+    except UnsupportedModelError:
+        restore(hf, before, handle)
+        raise
+    except Exception as error:
+        restore(hf, before, handle)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UnsupportedModelError(f"{name} is not supported: the support probe failed ({reason})") from error
+
+
+def restore(hf: Any, implementation: str, handle: Any) -> None:
+    if handle is not None:
+        handle.remove()
+    if hf.config._attn_implementation != implementation:
+        hf.set_attn_implementation(implementation)
+
+
+def refuse(hf: Any, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{type(hf).__name__} is not supported: {reason}")
+
+
+def declared(hf: Any) -> None:
+    """Refusals that need no arithmetic."""
+    config = hf.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise refuse(hf, "it is an encoder-decoder model; a decoder-only model is needed")
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if not kinds <= LAYER_KINDS:
+        raise refuse(hf, f"it has layers of kind {', '.join(sorted(kinds - LAYER_KINDS))}, whose state cannot be moved")
+    if not getattr(hf, "_supports_attention_backend", False):
+        raise refuse(hf, "its attention cannot be replaced through Transformers' AttentionInterface")
+    decoder = hf.get_decoder()
+    if not isinstance(getattr(decoder, "rotary_emb", None), torch.nn.Module):
+        raise refuse(hf, "it has no rotary position embedding (absolute, ALiBi or no positions), so its KV cannot be moved")
+    if getattr(config, "kv_lora_rank", None):
+        raise refuse(hf, "it compresses keys and values into a latent (MLA), whose positions cannot be separated here")
+
+
+def attention_modules(hf: Any) -> dict[int, torch.nn.Module]:
+    """The attention module of each layer: the modules that carry a `layer_idx` and projections of their own."""
+    found: dict[int, torch.nn.Module] = {}
+    for module in hf.get_decoder().modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int) and "Attention" in type(module).__name__:
+            found[index] = module
+    if sorted(found) != list(range(hf.config.num_hidden_layers)):
+        raise refuse(hf, f"it has attention in layers {sorted(found)} of {hf.config.num_hidden_layers}")
+    return found
+
+
+def measure(hf: Any, rotary_module: torch.nn.Module, attentions: dict[int, torch.nn.Module]) -> Support:
+    config = hf.config
+    num_layers = len(attentions)
+    kinds = list(getattr(config, "layer_types", None) or [None] * num_layers)
+    layer_types = tuple(kinds) if takes_layer_type(rotary_module) else (None,) * num_layers
+    windows = layer_windows(config, kinds, num_layers)
+    seen = rotated_layers(hf, windows)
+    rotated, shapes = seen.rotated, seen.shapes
+    if len(set(shapes)) != 1 or shapes[0][1] != shapes[0][2]:
+        raise refuse(hf, f"keys and values differ in shape between or inside layers ({sorted(set(shapes))})")
+    (num_heads, *_), (num_kv_heads, head_dim), _ = shapes[0]
+    apply = apply_function(attentions[0])
+    if apply is None and any(rotated):
+        raise refuse(hf, "its model file has no apply_rotary_pos_emb")
+    best = float("inf")
+    for candidate in (apply, apply_partly(apply)) if apply is not None else ():
+        error = try_rotation(hf, rotary_module, candidate, layer_types, rotated, windows)
+        best = min(best, error)
+        if error <= TOLERANCE[hf.dtype]:
+            return Support(
+                num_layers, num_heads, num_kv_heads, head_dim, rotary_module, candidate,
+                layer_types, rotated, windows, is_stateful(rotary_module), seen.needs_eager, error,
+            )  # fmt: skip
+    raise refuse(
+        hf,
+        f"its keys rotated by us differ from its own by {best:.2g} (relative; at most {TOLERANCE[hf.dtype]:.0e} allowed)",
+    )
+
+
+def layer_windows(config: Any, kinds: list[str | None], num_layers: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer, from the config's layer types where it has them."""
+    window = getattr(config, "sliding_window", None)
+    if kinds[0] is None:
+        uses = getattr(config, "use_sliding_window", True)
+        return (int(window) if window and uses else None,) * num_layers
+    return tuple(int(window) if kind == "sliding_attention" and window else None for kind in kinds)
+
+
+def random_ids(hf: Any) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, hf.config.get_text_config().vocab_size, (PROBE_TOKENS,), generator=generator).to(hf.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Per layer: whether it rotates and (count of heads, width) of q, k and v; whether any layer has softcap or sinks."""
+
+    rotated: tuple[bool, ...]
+    shapes: list[tuple[Any, ...]]
+    needs_eager: bool
+
+
+def rotated_layers(hf: Any, windows: tuple[int | None, ...]) -> Seen:
+    """Which layers rotate, found by poison.
+
+    cos and sin are NaN here: keys that come out NaN were rotated. Attention returns zeros, so that later layers stay clean.
+    """
+    num_layers = len(windows)
+    rotated = [False] * num_layers
+    shapes: list[tuple[Any, ...]] = [()] * num_layers
+    special: set[int] = set()
+
+    class Poison:
+        def rotate(self, layer: int, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+            rotated[layer] = bool(key.isnan().any())
+            return query, key
+
+    def attend(given: hooks.AttentionInput) -> Tensor:
+        q, k, v = given.query, given.raw_key, given.value
+        shapes[given.layer] = ((q.shape[0], q.shape[2]), (k.shape[0], k.shape[2]), (v.shape[0], v.shape[2]))
+        if given.spec.softcap is not None or given.spec.sinks is not None:
+            special.add(given.layer)
+        return torch.zeros_like(q)
+
+    def poison(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        return torch.full_like(output[0], float("nan")), torch.full_like(output[1], float("nan"))
+
+    handle = find_rotary(hf.get_decoder()).register_forward_hook(poison)
+    try:
+        run(hf, random_ids(hf), torch.arange(PROBE_TOKENS), hooks.AttentionCall(Poison(), attend, windows))
+    finally:
+        handle.remove()
+    return Seen(tuple(rotated), shapes, bool(special))
+
+
+def run(hf: Any, ids: Tensor, positions: Tensor, call: hooks.AttentionCall) -> Float[Tensor, "rows vocab"]:
+    with torch.inference_mode():
+        out = hf(input_ids=ids[None], position_ids=positions[None].to(hf.device), use_cache=False, infoflow=call)
+    return out.logits[0].float()
+
+
+def try_rotation(
+    hf: Any,
+    rotary_module: torch.nn.Module,
+    apply: ApplyRotary,
+    layer_types: tuple[str | None, ...],
+    rotated: tuple[bool, ...],
+    windows: tuple[int | None, ...],
+) -> float:
+    """Largest relative logit error of our path against the model's own attention, at positions 0.. and 333.. ."""
+    ids = random_ids(hf)
+    plain = plain_copy(hf, rotary_module, "eager")
+    worst = 0.0
+    for start in (0, min(333, hf.config.max_position_embeddings - PROBE_TOKENS)):
+        positions = torch.arange(start, start + PROBE_TOKENS, device=hf.device)
+        rotary = Rotary(rotary_module, layer_types, rotated, apply, hf.dtype, hf.device)
+        try:
+            call = hooks.AttentionCall(rotary.tables(positions), two_chunks(PROBE_TOKENS // 2), windows)
+            ours = run(hf, ids, positions, call)
+        except RuntimeError:
+            return float("inf")
+        with torch.inference_mode():
+            theirs = plain(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0].float()
+        worst = max(worst, float((ours - theirs).abs().max() / theirs.abs().max()))
+    return worst
+
+
+def two_chunks(cut: int) -> hooks.Attend:
+    """Plain causal attention, computed as two row blocks so that slots and ranks are exercised."""
+
+    def attend(given: hooks.AttentionInput) -> Tensor:
+        ranks = torch.arange(given.query.shape[1], device=given.query.device)
+        parts = [
+            staircase_attention(given.query[:, part], given.key, given.value, ranks[part], given.spec)
+            for part in (slice(0, cut), slice(cut, None))
+        ]
+        return torch.cat(parts, dim=1)
+
+    return attend

@@ -1,0 +1,43 @@
+"""Attention mass: how much attention the prompt rows pay to each context token (paper, eq. 7)."""
+
+from typing import Literal
+
+import torch
+
+from infoflow_kv.ops.attention import AttentionSpec, masked_logits, visible, with_sinks
+from infoflow_kv.shapes import Float, Int, Tensor
+
+Reduction = Literal["sum", "l2"]
+
+# Prompt rows per step: bounds the workspace to heads × ROWS_PER_STEP × slots floats however long the prompt is.
+ROWS_PER_STEP = 32
+
+
+def attention_mass(
+    query: Float[Tensor, "heads prompt head_dim"],
+    keys: Float[Tensor, "kv_heads slots head_dim"],
+    ranks: Int[Tensor, " prompt"],
+    num_context: int,
+    spec: AttentionSpec,
+    reduction: Reduction = "sum",
+) -> Float[Tensor, " context"]:
+    """float32 score of each context slot for one layer; softmax over context *and* prompt keys.
+
+    `sum`: sum of the weights over rows and heads (eq. 7). `l2`: L2 norm over the rows of the head-mean weights (the
+    authors' released code).
+    """
+    kv_heads = keys.shape[0]
+    group = query.shape[0] // kv_heads
+    filled = int(ranks[-1]) + 1
+    total = torch.zeros(num_context, dtype=torch.float32, device=query.device)
+    for start in range(0, query.shape[1], ROWS_PER_STEP):
+        part = query[:, start : start + ROWS_PER_STEP]
+        mask = visible(ranks[start : start + ROWS_PER_STEP], 0, filled, spec.window).repeat(group, 1)
+        logits = masked_logits(part.reshape(kv_heads, -1, part.shape[2]), keys[:, :filled], mask, spec)
+        weights = torch.softmax(with_sinks(logits, spec, group), dim=-1)[..., :num_context]
+        if reduction == "sum":
+            total += weights.sum(dim=(0, 1))
+        else:
+            per_row = weights.reshape(query.shape[0], part.shape[1], num_context).mean(dim=0)
+            total += per_row.square().sum(dim=0)
+    return total if reduction == "sum" else total.sqrt()

@@ -1,0 +1,78 @@
+"""Global position reconstruction: stored position-free chunks become one context at its RoPE positions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from infoflow_kv.errors import ComputeError
+from infoflow_kv.models import LanguageModel, Rotary, RotaryTables
+from infoflow_kv.records import ChunkKV, Context, Span
+from infoflow_kv.shapes import Int, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """RoPE positions (int64) of the context's tokens and of the prompt's."""
+
+    context: Int[Tensor, " context"]
+    prompt: Int[Tensor, " prompt"]
+
+
+def global_positions(spans: Sequence[Span], num_prompt: int) -> Positions:
+    """GLOBAL, as inference uses it: context 0..N-1 over all chunks, prompt N..N+M-1 (method.md section 2)."""
+    num_context = spans[-1].stop if spans else 0
+    return Positions(torch.arange(num_context), torch.arange(num_context, num_context + num_prompt))
+
+
+Geometry = Callable[[Sequence[Span], int], Positions]
+
+# Geometries are choices for *scoring*; repair and decode always use GLOBAL.
+GEOMETRIES: dict[str, Geometry] = {"global": global_positions}
+
+
+def lay_out(lengths: Sequence[int]) -> tuple[Span, ...]:
+    """Consecutive spans of these lengths from slot 0."""
+    spans, start = [], 0
+    for length in lengths:
+        spans.append(Span(start, start + length))
+        start += length
+    return tuple(spans)
+
+
+def request_tables(rotary: Rotary, num_context: int, num_prompt: int) -> RotaryTables:
+    """The GLOBAL tables of a whole request; slot index == position."""
+    return rotary.tables(torch.arange(num_context + num_prompt))
+
+
+def assemble(
+    model: LanguageModel,
+    parts: Sequence[ChunkKV],
+    rotary: RotaryTables,
+    num_slots: int,
+    exact_tokens: int,
+) -> Context:
+    """The context of these parts in this order (the head first, where there is one), rotated by the model itself.
+
+    `rotary` covers at least the context's slots. `exact_tokens`: how many leading tokens are what full prefill would
+    give (method.md section 2, step 4). The parts are copied: stored KV is never written into.
+    """
+    spans = lay_out([part.num_tokens for part in parts])
+    num_context = spans[-1].stop if spans else 0
+    if num_slots < num_context or exact_tokens > num_context:
+        raise ComputeError(f"{num_context} context tokens do not fit {num_slots} slots with {exact_tokens} exact ones")
+    keys, values = model.empty_slots(num_slots)
+    for part, span in zip(parts, spans, strict=True):
+        if part.keys.dtype != model.dtype or part.keys.shape != keys[:, :, span.start : span.stop].shape:
+            raise ComputeError(
+                f"stored KV is {part.keys.dtype} {tuple(part.keys.shape)}, expected {model.dtype} "
+                f"{tuple(keys[:, :, span.start : span.stop].shape)} (layers, kv_heads, tokens, head_dim)"
+            )
+        keys[:, :, span.start : span.stop] = part.keys
+        values[:, :, span.start : span.stop] = part.values
+    if num_context:
+        tables = rotary.at(slice(0, num_context))
+        for layer in range(model.num_layers):
+            keys[layer, :, :num_context] = tables.rotate_keys(layer, keys[layer, :, :num_context])
+    ids = torch.tensor([t for part in parts for t in part.identity.token_ids], dtype=torch.int64, device=model.device)
+    return Context(keys=keys, values=values, token_ids=ids, spans=spans, exact_tokens=exact_tokens)

@@ -1,0 +1,143 @@
+"""The support probe: accepts by numbers, refuses with the reason, leaves a refused model as it was."""
+
+import pytest
+import tiny
+import torch
+import transformers as tf
+from tolerance import TINY_LOGITS
+
+from infoflow_kv.errors import ComputeError, UnsupportedModelError
+from infoflow_kv.models import hooks, wrap
+
+
+@pytest.mark.parametrize("family", tiny.CONFIGS)
+def test_supported_families(family):
+    model = wrap(tiny.hf_model(family), tiny.tokenizer(), family)
+    assert model._support.max_error <= TINY_LOGITS
+    assert model.num_kv_heads == 2
+    assert model.stop_ids == {2}
+
+
+def test_layers_without_rope_are_found_by_poison():
+    assert wrap(tiny.hf_model("smollm3"), tiny.tokenizer(), "x")._support.rotated_layers == (True, True, True, False)
+
+
+def test_windows_are_read_per_layer():
+    assert wrap(tiny.hf_model("gemma3"), tiny.tokenizer(), "x")._support.windows == (24, None, 24, None)
+    assert wrap(tiny.hf_model("mistral-window"), tiny.tokenizer(), "x")._support.windows == (24,) * 4
+
+
+SMALL = {"vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+MLA = {
+    **{"moe_intermediate_size": 32, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
+    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32},
+}
+REFUSED = {
+    "gpt2": (lambda: tf.GPT2Config(vocab_size=400, n_embd=64, n_layer=2, n_head=4, **IDS), "no rotary position"),
+    "falcon": (lambda: tf.FalconConfig(**SMALL), "AttentionInterface"),
+    "bloom": (lambda: tf.BloomConfig(vocab_size=400, hidden_size=64, n_layer=2, n_head=4), "AttentionInterface"),
+    "mamba": (lambda: tf.MambaConfig(vocab_size=400, hidden_size=64, num_hidden_layers=2), "whose state cannot be moved"),
+    "deepseek": (
+        lambda: tf.DeepseekV3Config(**SMALL, intermediate_size=64, num_key_value_heads=4, **MLA),
+        "latent \\(MLA\\)",
+    ),
+    "t5": (lambda: tf.T5Config(vocab_size=400, d_model=64, num_layers=2, num_heads=4, d_ff=64, d_kv=16), "encoder-decoder"),
+}
+IDS = {"bos_token_id": 0, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_refused_with_the_reason_in_one_line(family):
+    make, reason = REFUSED[family]
+    config = make()
+    auto = tf.AutoModelForSeq2SeqLM if family == "t5" else tf.AutoModelForCausalLM
+    hf = auto.from_config(config).eval()
+    before = hf.config._attn_implementation
+    with pytest.raises(UnsupportedModelError, match=reason) as caught:
+        wrap(hf, tiny.tokenizer(), family)
+    assert "\n" not in str(caught.value)
+    assert hf.config._attn_implementation == before
+
+
+def test_wrong_positions_are_caught_by_numbers_not_by_names(monkeypatch):
+    """A model whose rotation differs from its `apply_rotary_pos_emb` must be refused, and is left without our hook."""
+    from transformers.models.llama import modeling_llama
+
+    hf = tiny.hf_model("llama")
+    real = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin: real(q, k, cos, -sin * 0.5))
+    monkeypatch.setattr("infoflow_kv.models.probe.apply_function", lambda module: real)
+    with pytest.raises(UnsupportedModelError, match="differ from its own"):
+        wrap(hf, tiny.tokenizer(), "llama")
+    assert not hf.get_decoder().rotary_emb._forward_hooks
+
+
+def test_a_wrapped_model_cannot_be_called_directly():
+    hf = tiny.hf_model("llama")
+    wrap(hf, tiny.tokenizer(), "llama")
+    with pytest.raises(ComputeError, match="cannot be called directly"):
+        hf(torch.tensor([[1, 2, 3]]))
+
+
+def test_plain_shares_the_weights_and_carries_no_hook():
+    hf = tiny.hf_model("llama")
+    ids = torch.tensor([[5, 9, 11, 30]])
+    with torch.no_grad():
+        before = hf(ids).logits
+        model = wrap(hf, tiny.tokenizer(), "llama")
+        plain = model.plain()
+        assert torch.equal(plain(ids).logits, before)
+    assert next(plain.parameters()).data_ptr() == next(hf.parameters()).data_ptr()
+
+
+def test_a_skipped_layer_is_an_error_not_a_wrong_answer():
+    model = wrap(tiny.hf_model("llama"), tiny.tokenizer(), "llama")
+    ids = torch.arange(5, 10)
+    tables = model.rotary().tables(torch.arange(5))
+
+    def attend(given):
+        return given.query
+
+    layers = model._hf.get_decoder().layers
+    del layers[2]
+    model._hf.config.num_hidden_layers = 3
+    with pytest.raises(ComputeError, match="attention ran in layers"):
+        model.forward(ids, torch.arange(5), tables, attend)
+
+
+def test_nan_in_the_logits_is_an_error():
+    model = wrap(tiny.hf_model("llama"), tiny.tokenizer(), "llama")
+    tables = model.rotary().tables(torch.arange(5))
+    with pytest.raises(ComputeError, match="not finite"):
+        model.forward(
+            torch.arange(5, 10), torch.arange(5), tables, lambda g: torch.full_like(g.query, float("nan")), num_logits=1
+        )
+
+
+def test_importing_registers_one_name_and_patches_nothing():
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    assert ALL_ATTENTION_FUNCTIONS[hooks.IMPLEMENTATION] is hooks.attention
+    fresh = tiny.hf_model("llama")
+    assert fresh.config._attn_implementation == "sdpa"
+    assert not fresh.get_decoder().rotary_emb._forward_hooks
+
+
+def test_identity_follows_the_weights_in_place():
+    hf = tiny.hf_model("llama")
+    model = wrap(hf, tiny.tokenizer(), "llama")
+    before = model.identity
+    assert model.identity == before
+    with torch.no_grad():
+        hf.get_decoder().layers[1].self_attn.k_proj.weight[0, 0] += 1e-3
+    assert model.identity.weights != before.weights
+
+
+def test_rope_regime_changes_only_where_frequencies_do():
+    steady = wrap(tiny.hf_model("llama"), tiny.tokenizer(), "x")
+    assert steady.rope_regime(10) == steady.rope_regime(1000)
+    dynamic = wrap(tiny.hf_model("llama-dynamic-short"), tiny.tokenizer(), "x")
+    assert dynamic.rope_regime(10) == dynamic.rope_regime(128)
+    assert dynamic.rope_regime(10) != dynamic.rope_regime(300)
+    # Kept state of one request must not leak into the next.
+    assert dynamic.rope_regime(10) == dynamic.rotary().fingerprint(10) + dynamic._support.windows_tag
