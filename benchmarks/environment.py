@@ -34,8 +34,9 @@ def processor() -> str:
     """The processor's name, as the system gives it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        flags = [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in open("/proc/cpuinfo").read()]
+            text = lines.read()
+        names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+        flags = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in text]
         return f"{names[0]} ({' '.join(flags)})"
     except (OSError, IndexError):
         return platform.processor()

@@ -1,8 +1,8 @@
 """How much sooner does the first token come? TTFT from warm disk against full prefill, ours and plain Transformers'.
 
-Control: the same token ids through plain Transformers (sdpa, one row of logits). Treatment: the engine with a disk store
-opened anew for every request. All arms are interleaved in one process after a warm-up; medians and spread are printed
-and written, and the ideal (full prefill × rows computed ÷ all rows) stands beside each.
+Control: the same token ids through plain Transformers (sdpa, one row of logits). Treatment: the engine with a disk
+store opened anew for every request. All arms are interleaved in one process after a warm-up; medians and spread are
+printed and written, and the ideal (full prefill × rows computed ÷ all rows) stands beside each.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from environment import environment
 from infoflow_kv import DiskStore, Engine, load, samples
 from infoflow_kv.records import Document
 
-QUESTION = samples.QUESTIONS[0].question
+QUESTION = samples.QUESTIONS[0].text
 
 
 def plain_seconds(plain, ids: tuple[int, ...]) -> float:

@@ -40,9 +40,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: tf.LlamaConfig(**SIZES),
     "llama-llama3": lambda: tf.LlamaConfig(
         **SIZES,
-        **rope(
-            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
-        ),
+        **rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
     ),
     "llama-yarn": lambda: tf.LlamaConfig(**SIZES, **rope("yarn", factor=4.0, original_max_position_embeddings=64)),
     "llama-dynamic": lambda: tf.LlamaConfig(**SIZES, **rope("dynamic", factor=4.0)),
@@ -66,7 +64,10 @@ def tokenizer() -> Any:
     backend.decoder = decoders.ByteLevel()
     text = ["The lighthouse keeper of Saltmere counts the boats every evening and writes them down."] * 4
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     backend.train_from_iterator(text, trainer)
     made = tf.PreTrainedTokenizerFast(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from infoflow_kv.chunking import read_paths, split
-    from infoflow_kv.decoding import Sampling, decode
+    from infoflow_kv.decoding import Sampling, decode, sampler
     from infoflow_kv.engine import Engine
     from infoflow_kv.errors import InfoFlowError
     from infoflow_kv.methods import METHODS
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from infoflow_kv.prefilling import prefill
     from infoflow_kv.records import Answer, Document
     from infoflow_kv.repairing import repair
-    from infoflow_kv.select import AttentionMass, take
+    from infoflow_kv.select import AttentionMass, Scene, take
     from infoflow_kv.store import DiskStore, MemoryStore
 
 __version__ = "0.1.0"
@@ -28,12 +28,14 @@ __all__ = [
     "InfoFlowError",
     "MemoryStore",
     "Sampling",
+    "Scene",
     "assemble",
     "decode",
     "load",
     "prefill",
     "read_paths",
     "repair",
+    "sampler",
     "split",
     "take",
 ]
@@ -49,12 +51,14 @@ _HOMES = {
     "InfoFlowError": "errors",
     "MemoryStore": "store",
     "Sampling": "decoding",
+    "Scene": "select",
     "assemble": "positions",
     "decode": "decoding",
     "load": "models",
     "prefill": "prefilling",
     "read_paths": "chunking",
     "repair": "repairing",
+    "sampler": "decoding",
     "split": "chunking",
     "take": "select",
 }

@@ -15,8 +15,8 @@ from infoflow_kv.shapes import Float, Tensor
 class Sampling:
     """How the next token is chosen: temperature 0 is greedy; otherwise seeded sampling from the top-p nucleus."""
 
-    temperature: float = 0.0
-    top_p: float = 1.0
+    temperature: float | int = 0.0
+    top_p: float | int = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class TextAssembler:
         return piece
 
     def _undecided(self, text: str) -> int:
-        """Characters at the end that the next token may still change: a character that spans tokens decodes to U+FFFD."""
+        """Characters at the end that the next token may still change: half of a character decodes to U+FFFD."""
         return len(text) - len(text.rstrip("�"))
 
     def _open_stop(self, text: str) -> int:

@@ -6,7 +6,7 @@ documents → chunks → (store | prefill) → assemble → score → take → r
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,9 +14,9 @@ import torch
 from infoflow_kv.chunking import TextEncoder, layout, render, split
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError, StoreError
-from infoflow_kv.methods import METHODS, Method, method
-from infoflow_kv.models import LanguageModel, Rotary, RotaryTables
-from infoflow_kv.positions import GEOMETRIES, assemble, request_tables
+from infoflow_kv.methods import Method, find_method
+from infoflow_kv.models import LanguageModel, RotaryTables
+from infoflow_kv.positions import GEOMETRIES, assemble, request_tables, reserve
 from infoflow_kv.prefilling import identify, prefill
 from infoflow_kv.records import (
     AddReport,
@@ -24,7 +24,6 @@ from infoflow_kv.records import (
     Chunk,
     ChunkIdentity,
     ChunkKV,
-    ChunkReport,
     Context,
     Document,
     Piece,
@@ -34,7 +33,8 @@ from infoflow_kv.records import (
     Usage,
 )
 from infoflow_kv.repairing import repair
-from infoflow_kv.select import Scene, layer_set, num_selected, take
+from infoflow_kv.runs import Clock, Run, chunk_reports
+from infoflow_kv.select import Scene, check_budget, layer_set, num_selected, take
 from infoflow_kv.store import ChunkStore, load_many
 
 if TYPE_CHECKING:
@@ -47,24 +47,10 @@ HEAD_POLICIES = ("head", "none")
 Documents = Iterable[Document | str]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One request after repair: its context, the logits of the last prompt rows, and what it took."""
-
-    prompt: Prompt
-    method: Method
-    context: Context
-    rotary: Rotary
-    selection: Selection
-    logits: "Tensor"
-    usage: Usage
-    timings: Timings
-
-
 class Engine:
     """Answers questions over documents from stored chunk KV.
 
-    `store`: where chunk KV is kept; None keeps nothing between requests. `method`: a name of `methods.METHODS`. `budget`:
+    `store`: where chunk KV is kept; None keeps nothing between requests. `method`: a name of `METHODS`. `budget`:
     share (0..1) of the reusable tokens that is recomputed. `layers`: the layer set of the scores (`all`, `relative`,
     `22-25`). `chunk_tokens`: longest chunk. `head_policy`: `head` prefills chunks behind the chat header, `none` alone.
     `namespace`: tenant; KV is never reused across namespaces.
@@ -90,7 +76,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.store = store
-        self.method = check_method(method)
+        self.method = find_method(method)
         self.budget = check_budget(budget)
         self.layers = layer_set(layers, model.num_layers)
         self.chunk_tokens = chunk_tokens
@@ -100,8 +86,8 @@ class Engine:
         self.namespace = namespace
         self.encoder = TextEncoder(model.tokenizer)
         self.template = render(model.tokenizer, instruction=instruction, system=system)
-        # The head does not depend on question or documents: one rendering serves ingestion and all requests.
-        self.head_ids = self.encoder.scaffold(self.template.head)
+        # The head depends on neither question nor documents: any prompt shows it.
+        self.head_ids = layout("?", (), self.template, self.encoder).head_ids
         self._reported_store_error = False
 
     # ---- offline ----
@@ -109,8 +95,8 @@ class Engine:
     def add(self, documents: Documents, on_progress: Callable[[int, int], None] | None = None) -> AddReport:
         """Prefills and stores what the store does not hold yet; a chunk that is there costs nothing.
 
-        `on_progress(done, total)` is called after each chunk. May be interrupted at any time and called again: each chunk
-        is stored whole or not at all. OptionError without a store, StoreError if it cannot be written.
+        `on_progress(done, total)` is called after each chunk. May be interrupted at any time and called again: each
+        chunk is stored whole or not at all. OptionError without a store, StoreError if it cannot be written.
         """
         if self.store is None:
             raise OptionError("this engine has no store to add documents to; give Engine(store=...)")
@@ -121,7 +107,7 @@ class Engine:
         head: ChunkKV | None = None
         for done, chunk in enumerate(chunks, start=1):
             identity = self.identify(chunk)
-            if self.store.contains(identity) and self.store.get(identity) is not None:
+            if self.store.contains(identity):  # verified when it is read
                 cached += 1
             else:
                 head = head or self._head(store=self.store)
@@ -146,6 +132,10 @@ class Engine:
         """The identity under which this engine stores and finds a chunk."""
         head_ids = self.head_ids if self.head_policy == "head" else ()
         return identify(self.model, chunk.token_ids, head_ids, self.namespace)
+
+    def identify_head(self) -> ChunkIdentity:
+        """The identity of the chat header, which is stored like a chunk of its own."""
+        return identify(self.model, self.head_ids, (), self.namespace)
 
     # ---- online ----
 
@@ -228,7 +218,7 @@ class Engine:
         `forced_ids`: a continuation that is fed as further prompt rows *after* selection (teacher forcing); the logits
         then are those after the prompt and after each forced token.
         """
-        chosen = self.method if method is None else check_method(method)
+        chosen = self.method if method is None else find_method(method)
         share = self.budget if budget is None else check_budget(budget)
         num_new = max(num_new, len(forced_ids) + 1)
         if prompt.num_tokens + num_new > self.model.window_tokens:
@@ -245,7 +235,7 @@ class Engine:
         if chosen.reuse:
             context = assemble(self.model, parts, tables, num_slots, self._exact_tokens(prompt, parts))
         else:
-            context = empty_context(self.model, prompt, num_slots)
+            context = reserve(self.model, prompt, num_slots)
         clock.mark("assemble")
         suffix = torch.tensor(prompt.suffix_ids, device=self.model.device)
         selection = self._select(chosen, share, context, suffix, tables, seed)
@@ -300,7 +290,7 @@ class Engine:
         """The KV of the chat header, stored like a chunk of its own; None where the template has none."""
         if not self.head_ids:
             return None
-        identity = identify(self.model, self.head_ids, (), self.namespace)
+        identity = self.identify_head()
         found = store.get(identity) if store is not None else None
         if found is None:
             found = prefill(self.model, identity)
@@ -368,63 +358,6 @@ class Engine:
         )
 
 
-class Clock:
-    """Seconds between marks."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._seconds: dict[str, float] = {}
-
-    def mark(self, phase: str) -> None:
-        now = time.perf_counter()
-        self._seconds[phase] = now - self._last
-        self._last = now
-
-    def __getitem__(self, phase: str) -> float:
-        return self._seconds[phase]
-
-
-def empty_context(model: LanguageModel, prompt: Prompt, num_slots: int) -> Context:
-    """Unfilled buffers for an ordinary prefill; spans as in the assembled context."""
-    from infoflow_kv.positions import lay_out
-
-    keys, values = model.empty_slots(num_slots)
-    ids = torch.tensor(prompt.token_ids[: prompt.context_tokens], dtype=torch.int64, device=model.device)
-    lengths = ([len(prompt.head_ids)] if prompt.head_ids else []) + [c.num_tokens for c in prompt.chunks]
-    return Context(keys=keys, values=values, token_ids=ids, spans=lay_out(lengths), exact_tokens=0)
-
-
-def chunk_reports(run: Run) -> tuple[ChunkReport, ...]:
-    """Per chunk: recomputed tokens and its share of all chunks' scores."""
-    spans = run.context.spans[1:] if run.prompt.head_ids else run.context.spans
-    selected = run.selection.slots.cpu()
-    scores = run.selection.scores
-    masses = [float(scores[s.start : s.stop].sum()) if scores is not None else 0.0 for s in spans]
-    total = sum(masses) or 1.0
-    return tuple(
-        ChunkReport(
-            id=chunk.id,
-            title=chunk.title,
-            tokens=chunk.num_tokens,
-            recomputed=int(((selected >= span.start) & (selected < span.stop)).sum()) if run.method.reuse else 0,
-            mass=mass / total,
-            order=order,
-        )
-        for order, (chunk, span, mass) in enumerate(zip(run.prompt.chunks, spans, masses, strict=True))
-    )
-
-
 def as_document(given: Document | str) -> Document:
     """A Document of a plain string; Documents as they are."""
     return Document(text=given) if isinstance(given, str) else given
-
-
-def check_budget(budget: float) -> float:
-    """The budget itself; OptionError outside 0..1."""
-    num_selected(budget, 1)
-    return float(budget)
-
-
-def check_method(name: str) -> Method:
-    """The method of this name; OptionError if there is none."""
-    return method(name) if name not in METHODS else METHODS[name]

@@ -1,14 +1,14 @@
 """The one tree of errors. Every message says what was given, what was expected and what to do.
 
-    InfoFlowError
-    ├── InputError              the caller gave something that cannot work (CLI: exit code 2)
-    │   ├── DocumentError       a file or text that cannot become a document
-    │   ├── PromptTooLongError  prompt + new tokens do not fit the model's window
-    │   ├── OptionError         a number, name or flag outside its range
-    │   └── ModelError          a model that cannot be found or read
-    │       └── UnsupportedModelError   the support probe refused it, with the reason
-    ├── StoreError              the store cannot do what was asked (unwritable, newer format)
-    └── ComputeError            the arithmetic went wrong (NaN in logits, a layer that was skipped)
+InfoFlowError
+├── InputError              the caller gave something that cannot work (CLI: exit code 2)
+│   ├── DocumentError       a file or text that cannot become a document
+│   ├── PromptTooLongError  prompt + new tokens do not fit the model's window
+│   ├── OptionError         a number, name or flag outside its range
+│   └── ModelError          a model that cannot be found or read
+│       └── UnsupportedModelError   the support probe refused it, with the reason
+├── StoreError              the store cannot do what was asked (unwritable, newer format)
+└── ComputeError            the arithmetic went wrong (NaN in logits, a layer that was skipped)
 """
 
 import difflib

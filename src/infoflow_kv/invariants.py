@@ -1,8 +1,9 @@
-"""The method's claims as functions (method.md section 2): run by the tests on tiny models and by `check` on the user's own.
+"""The method's claims as functions: run by the tests on tiny models and by `check` on the user's own.
 
 Every reference is the same weights as a plain Transformers model (`LanguageModel.plain`), never this engine.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -105,9 +106,7 @@ def budget_one_memory(subject: Subject) -> tuple[float, float, str]:
 def budget_one_disk(subject: Subject) -> tuple[float, float, str]:
     """Budget 1 equals full prefill, chunks from a disk store opened anew."""
     forced_run(subject, DiskStore(subject.folder / "budget-one"), budget=1.0)
-    return compare(
-        subject, forced_run(subject, DiskStore(subject.folder / "budget-one"), budget=1.0, all_cached=True)
-    )
+    return compare(subject, forced_run(subject, DiskStore(subject.folder / "budget-one"), budget=1.0, all_cached=True))
 
 
 def one_chunk(subject: Subject) -> tuple[float, float, str]:
@@ -138,7 +137,9 @@ def store_round_trip(subject: Subject) -> tuple[float, float, str]:
         found = reopened.get(chunk.identity)
         if found is None:
             return float("inf"), 0.0, "a stored chunk was not found again"
-        differing += int((bits(found.keys) != bits(chunk.keys)).sum() + (bits(found.values) != bits(chunk.values)).sum())
+        differing += int(
+            (bits(found.keys) != bits(chunk.keys)).sum() + (bits(found.values) != bits(chunk.values)).sum()
+        )
     return float(differing), 0.0, "differing elements"
 
 
@@ -180,7 +181,7 @@ def error_falls(subject: Subject) -> tuple[float, float, str]:
             run = engine.run(prompt, method="infoflow", budget=budget)
             total += float((run.logits[-1] - subject.plain_logits(prompt)[-1]).norm())
         means.append(total / len(subject.questions))
-    rises = [max(0.0, later - earlier) for earlier, later in zip(means, means[1:], strict=False)]
+    rises = [max(0.0, later - earlier) for earlier, later in itertools.pairwise(means)]
     shown = ", ".join(f"{b:g}: {m:.3g}" for b, m in zip(budgets, means, strict=True))
     return max(rises), 0.05 * means[0], f"largest rise of the mean ‖Δ logits‖ ({shown})"
 
@@ -237,13 +238,9 @@ def check(subject: Subject, name: str) -> InvariantResult:
     return InvariantResult(name, claim, error, tolerance, passed, time.perf_counter() - start, detail)
 
 
-def forced_run(
-    subject: Subject, store: ChunkStore | None, budget: float, all_cached: bool = False
-) -> "Tensor":
+def forced_run(subject: Subject, store: ChunkStore | None, budget: float, all_cached: bool = False) -> "Tensor":
     """Logits over the forced continuation at a budget; checks that the store was used where it should be."""
-    run = subject.engine(store).run(
-        subject.prompt, method="infoflow", budget=budget, forced_ids=subject.continuation
-    )
+    run = subject.engine(store).run(subject.prompt, method="infoflow", budget=budget, forced_ids=subject.continuation)
     if all_cached and run.usage.cached_chunks != run.usage.chunks:
         raise AssertionError(f"only {run.usage.cached_chunks} of {run.usage.chunks} chunks came from the store")
     return run.logits
@@ -259,7 +256,11 @@ def repaired(subject: Subject, run: Any, slots: "Tensor") -> "Tensor":
 
 def compare(subject: Subject, logits: "Tensor") -> tuple[float, float, str]:
     reference = subject.plain_logits(subject.prompt, subject.continuation)
-    return difference(logits, reference), subject.allowed(reference), f"max |Δ logit|, {len(subject.continuation) + 1} places"
+    return (
+        difference(logits, reference),
+        subject.allowed(reference),
+        f"max |Δ logit|, {len(subject.continuation) + 1} places",
+    )
 
 
 def difference(ours: "Tensor", theirs: "Tensor") -> float:

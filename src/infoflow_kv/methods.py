@@ -13,8 +13,8 @@ SelectorFactory = Callable[[tuple[int, ...]], Selector]
 class Method:
     """How stored chunks are used for one answer.
 
-    `reuse` False: ordinary prefill of the same token ids. `selector` None: nothing is recomputed. Otherwise the selector is
-    made for the request's layer set. `source` says where the rule comes from.
+    `reuse` False: ordinary prefill of the same token ids. `selector` None: nothing is recomputed. Otherwise it
+    is made for the request's layer set. `source` says where the rule comes from.
     """
 
     name: str
@@ -47,7 +47,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def method(name: str) -> Method:
+def find_method(name: str) -> Method:
     """The method of this name; OptionError with the nearest known name if there is none."""
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)

@@ -7,7 +7,7 @@ import torch
 
 from infoflow_kv.errors import ComputeError
 from infoflow_kv.models import LanguageModel, Rotary, RotaryTables
-from infoflow_kv.records import ChunkKV, Context, Span
+from infoflow_kv.records import ChunkKV, Context, Prompt, Span
 from infoflow_kv.shapes import Int, Tensor
 
 
@@ -20,7 +20,7 @@ class Positions:
 
 
 def global_positions(spans: Sequence[Span], num_prompt: int) -> Positions:
-    """GLOBAL, as inference uses it: context 0..N-1 over all chunks, prompt N..N+M-1 (method.md section 2)."""
+    """GLOBAL, as inference uses it: context 0..N-1 over all chunks, prompt N..N+M-1 (docs/method.md, section 2)."""
     num_context = spans[-1].stop if spans else 0
     return Positions(torch.arange(num_context), torch.arange(num_context, num_context + num_prompt))
 
@@ -55,7 +55,7 @@ def assemble(
     """The context of these parts in this order (the head first, where there is one), rotated by the model itself.
 
     `rotary` covers at least the context's slots. `exact_tokens`: how many leading tokens are what full prefill would
-    give (method.md section 2, step 4). The parts are copied: stored KV is never written into.
+    give (docs/method.md, section 5). The parts are copied: stored KV is never written into.
     """
     spans = lay_out([part.num_tokens for part in parts])
     num_context = spans[-1].stop if spans else 0
@@ -76,3 +76,11 @@ def assemble(
             keys[layer, :, :num_context] = tables.rotate_keys(layer, keys[layer, :, :num_context])
     ids = torch.tensor([t for part in parts for t in part.identity.token_ids], dtype=torch.int64, device=model.device)
     return Context(keys=keys, values=values, token_ids=ids, spans=spans, exact_tokens=exact_tokens)
+
+
+def reserve(model: LanguageModel, prompt: Prompt, num_slots: int) -> Context:
+    """An unfilled context for an ordinary prefill of the same tokens; nothing of it is exact yet."""
+    keys, values = model.empty_slots(num_slots)
+    ids = torch.tensor(prompt.token_ids[: prompt.context_tokens], dtype=torch.int64, device=model.device)
+    lengths = ([len(prompt.head_ids)] if prompt.head_ids else []) + [c.num_tokens for c in prompt.chunks]
+    return Context(keys=keys, values=values, token_ids=ids, spans=lay_out(lengths), exact_tokens=0)

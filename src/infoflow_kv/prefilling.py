@@ -22,9 +22,9 @@ def identify(
 
 
 def prefill(model: LanguageModel, identity: ChunkIdentity, head: ChunkKV | None = None) -> ChunkKV:
-    """The KV of one chunk under its own causal mask, positions after its head's (method.md section 2, step 1).
+    """The KV of one chunk under its own causal mask, positions after its head's (docs/method.md, section 2).
 
-    `head` is the KV of exactly `identity.head_ids` (itself a prefilled chunk without a head); None where there are none.
+    `head` is the KV of exactly `identity.head_ids` (a chunk that was prefilled without a head); None for no ids.
     The head's KV is stripped again: only the chunk's own tokens are kept.
     """
     head_tokens = len(identity.head_ids)

@@ -16,7 +16,7 @@ def repair(
     rotary: RotaryTables,
     num_logits: int = 1,
 ) -> Float[Tensor, "logit_rows vocab"]:
-    """float32 logits of the last `num_logits` prompt rows over the repaired context (method.md section 2, steps 5-6).
+    """float32 logits of the last `num_logits` prompt rows over the repaired context (docs/method.md, section 2).
 
     At each layer the new K/V of the selected rows replace the old ones *before* attention, and every row attends to all
     slots not after its own. Writes into the context's buffers. `rotary` are the request's GLOBAL tables, slot by slot.

@@ -385,7 +385,7 @@ def test_surrogates_in_jsonl_become_replacement_characters(tmp_path):
 
 def test_html_shows_what_a_reader_sees(tmp_path):
     page = """<?xml version="1.0" encoding="latin-1"?><!DOCTYPE html>
-    <html><head><meta charset="latin-1"><title>Not shown</title>
+    <html><head><meta charset="iso-8859-1"><title>Not shown</title>
     <style>p {}</style><script>if (a < b) "</p>"</script></head><body><h1>Tea &amp;
     caf\xe9</h1><p>It is <b> very</b>
     hot.<script>no</script><style>no</style><br>Really.</p><!-- hidden --><ul><li>one<li>two</ul><pre>x = 1

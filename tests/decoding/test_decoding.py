@@ -1,9 +1,9 @@
 """Sampling, stop strings and streaming of characters that span tokens."""
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from infoflow_kv.decoding import Sampling, TextAssembler, sampler
 from infoflow_kv.errors import OptionError
 
@@ -82,7 +82,8 @@ def test_top_p_keeps_the_smallest_nucleus():
 
 
 @pytest.mark.parametrize(
-    "values", [{"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.1}, {"top_p": float("nan")}]
+    "values",
+    [{"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.1}, {"top_p": float("nan")}],
 )
 def test_sampling_values_outside_their_range_are_refused(values):
     with pytest.raises(OptionError, match="outside"):

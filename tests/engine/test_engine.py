@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from infoflow_kv import DiskStore, Document, Engine, MemoryStore, Sampling
 from infoflow_kv.errors import OptionError, PromptTooLongError, StoreError
 from infoflow_kv.models import wrap

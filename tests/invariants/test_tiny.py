@@ -1,8 +1,8 @@
 """Every invariant on tiny random models of each family and rotary regime, against plain Transformers."""
 
 import pytest
-import tiny
 
+import tiny
 from infoflow_kv.invariants import CHECKS, Subject, check
 from infoflow_kv.models import wrap
 from infoflow_kv.records import Document

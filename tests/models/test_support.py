@@ -1,13 +1,13 @@
 """The support probe: accepts by numbers, refuses with the reason, leaves a refused model as it was."""
 
 import pytest
-import tiny
 import torch
 import transformers as tf
-from tolerance import TINY_LOGITS
 
+import tiny
 from infoflow_kv.errors import ComputeError, UnsupportedModelError
 from infoflow_kv.models import hooks, wrap
+from tolerance import TINY_LOGITS
 
 
 @pytest.mark.parametrize("family", tiny.CONFIGS)
@@ -36,12 +36,18 @@ REFUSED = {
     "gpt2": (lambda: tf.GPT2Config(vocab_size=400, n_embd=64, n_layer=2, n_head=4, **IDS), "no rotary position"),
     "falcon": (lambda: tf.FalconConfig(**SMALL), "AttentionInterface"),
     "bloom": (lambda: tf.BloomConfig(vocab_size=400, hidden_size=64, n_layer=2, n_head=4), "AttentionInterface"),
-    "mamba": (lambda: tf.MambaConfig(vocab_size=400, hidden_size=64, num_hidden_layers=2), "whose state cannot be moved"),
+    "mamba": (
+        lambda: tf.MambaConfig(vocab_size=400, hidden_size=64, num_hidden_layers=2),
+        "whose state cannot be moved",
+    ),
     "deepseek": (
         lambda: tf.DeepseekV3Config(**SMALL, intermediate_size=64, num_key_value_heads=4, **MLA),
         "latent \\(MLA\\)",
     ),
-    "t5": (lambda: tf.T5Config(vocab_size=400, d_model=64, num_layers=2, num_heads=4, d_ff=64, d_kv=16), "encoder-decoder"),
+    "t5": (
+        lambda: tf.T5Config(vocab_size=400, d_model=64, num_layers=2, num_heads=4, d_ff=64, d_kv=16),
+        "encoder-decoder",
+    ),
 }
 IDS = {"bos_token_id": 0, "eos_token_id": 2}
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.attention import attend, weights
-from tolerance import KERNEL, assert_close
 
 from infoflow_kv.ops import AttentionSpec, attention_mass, staircase_attention
 from infoflow_kv.ops import attention as room
+from reference.attention import attend, weights
+from tolerance import KERNEL, assert_close
 
 
 def tensors(heads: int, kv_heads: int, rows: int, slots: int, seed: int = 0, dtype: torch.dtype = torch.float32):

@@ -36,7 +36,7 @@ def config_text(config: Any) -> str:
 def tensor_digest(tensor: Tensor) -> str:
     """SHA-256 (hex) of a tensor's bytes in row-major order."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(flat.numpy())).hexdigest()
+    return hashlib.sha256(flat.numpy().data).hexdigest()
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -3,7 +3,7 @@
 The rotary hook makes `rotary_emb` give cos = 1, sin = 0 to the layers, so that the registered attention function
 receives queries and keys *before* RoPE; it then rotates them itself with the model's own `apply_rotary_pos_emb` at the
 positions of the request. Both are stateless: all that belongs to one request travels as the keyword `infoflow`.
-(method.md section 3)
+(docs/method.md, section 3)
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class AttentionInput:
 Attend = Callable[[AttentionInput], Float[Tensor, "heads rows head_dim"]]
 
 
-class StopForward(Exception):  # noqa: N818 - a signal, not an error
+class StopForward(Exception):
     """Raised by an `Attend` to end the forward after its layer; `LanguageModel.forward` takes it."""
 
 

@@ -56,7 +56,8 @@ def load(
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"model '{text}' could not be loaded: {reason}") from error
-    return wrap(hf.to(target), tokenizer, text)
+    hf.to(target)  # type: ignore[arg-type]
+    return wrap(hf, tokenizer, text)
 
 
 def wrap(hf: Any, tokenizer: Any, name: str) -> LanguageModel:
@@ -77,7 +78,9 @@ def torch_device(device: str) -> torch.device:
     except RuntimeError:
         raise OptionError(f"unknown device '{device}'; expected cpu, cuda or cuda:N") from None
     if target.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"device '{device}' was asked for, but torch {torch.__version__} sees no CUDA device; use cpu")
+        raise OptionError(
+            f"device '{device}' was asked for, but torch {torch.__version__} sees no CUDA device; use cpu"
+        )
     if target.type not in ("cpu", "cuda"):
         raise OptionError(f"device '{device}' is not supported; expected cpu, cuda or cuda:N")
     return target

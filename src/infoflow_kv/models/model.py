@@ -101,7 +101,9 @@ class LanguageModel:
             except hooks.StopForward:
                 return None
             if call.layers_seen != list(range(self.num_layers)):
-                raise ComputeError(f"attention ran in layers {call.layers_seen}, expected 0..{self.num_layers - 1} once each")
+                raise ComputeError(
+                    f"attention ran in layers {call.layers_seen}, expected 0..{self.num_layers - 1} once each"
+                )
             if not num_logits:
                 return None
             logits: Tensor = out.logits[0].float()
@@ -112,8 +114,8 @@ class LanguageModel:
     def empty_slots(self, num_slots: int) -> tuple[Tensor, Tensor]:
         """Uninitialised key and value buffers `[layers, kv_heads, slots, head_dim]` for one request."""
         shape = (self.num_layers, self.num_kv_heads, num_slots, self.head_dim)
-        make = lambda: torch.empty(shape, dtype=self.dtype, device=self.device)  # noqa: E731
-        return make(), make()
+        keys = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return keys, torch.empty_like(keys)
 
     def plain(self, attention: str = "sdpa") -> Any:
         """The same weights as an ordinary Transformers model: the reference that invariants compare with.

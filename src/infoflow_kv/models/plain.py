@@ -1,4 +1,4 @@
-"""The same weights as an ordinary Transformers model: the reference that probe, invariants and benchmarks compare with."""
+"""The same weights as an ordinary Transformers model: the reference for probe, invariants and benchmarks."""
 
 import copy
 from typing import Any

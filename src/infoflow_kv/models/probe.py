@@ -2,7 +2,7 @@
 
 Three steps, each with its own reason for refusal: what the model declares; which layers rotate (a forward with NaN
 instead of cos and sin shows where RoPE arrives); and 24 random tokens through our path against the model's own
-attention at two places, also cut in two chunks. (ecosystem.md section 1.4)
+attention at two places, also cut in two chunks.
 """
 
 import copy
@@ -103,7 +103,9 @@ def declared(hf: Any) -> None:
         raise refuse(hf, "its attention cannot be replaced through Transformers' AttentionInterface")
     decoder = hf.get_decoder()
     if not isinstance(getattr(decoder, "rotary_emb", None), torch.nn.Module):
-        raise refuse(hf, "it has no rotary position embedding (absolute, ALiBi or no positions), so its KV cannot be moved")
+        raise refuse(
+            hf, "it has no rotary position embedding (absolute, ALiBi or no positions), so its KV cannot be moved"
+        )
     if getattr(config, "kv_lora_rank", None):
         raise refuse(hf, "it compresses keys and values into a latent (MLA), whose positions cannot be separated here")
 
@@ -145,7 +147,7 @@ def measure(hf: Any, rotary_module: torch.nn.Module, attentions: dict[int, torch
             )  # fmt: skip
     raise refuse(
         hf,
-        f"its keys rotated by us differ from its own by {best:.2g} (relative; at most {TOLERANCE[hf.dtype]:.0e} allowed)",
+        f"with our rotation its logits differ from its own by {best:.2g} (relative; {TOLERANCE[hf.dtype]:.0e} allowed)",
     )
 
 
@@ -165,7 +167,7 @@ def random_ids(hf: Any) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Per layer: whether it rotates and (count of heads, width) of q, k and v; whether any layer has softcap or sinks."""
+    """Per layer: whether it rotates, and (heads, width) of q, k and v; whether any layer has softcap or sinks."""
 
     rotated: tuple[bool, ...]
     shapes: list[tuple[Any, ...]]
@@ -175,7 +177,7 @@ class Seen:
 def rotated_layers(hf: Any, windows: tuple[int | None, ...]) -> Seen:
     """Which layers rotate, found by poison.
 
-    cos and sin are NaN here: keys that come out NaN were rotated. Attention returns zeros, so that later layers stay clean.
+    cos and sin are NaN here: keys that come out NaN were rotated. Attention returns zeros: later layers stay clean.
     """
     num_layers = len(windows)
     rotated = [False] * num_layers
@@ -208,7 +210,8 @@ def rotated_layers(hf: Any, windows: tuple[int | None, ...]) -> Seen:
 def run(hf: Any, ids: Tensor, positions: Tensor, call: hooks.AttentionCall) -> Float[Tensor, "rows vocab"]:
     with torch.inference_mode():
         out = hf(input_ids=ids[None], position_ids=positions[None].to(hf.device), use_cache=False, infoflow=call)
-    return out.logits[0].float()
+    logits: Tensor = out.logits[0].float()
+    return logits
 
 
 def try_rotation(

@@ -33,7 +33,7 @@ def forward_rows(
 ) -> Float[Tensor, "logit_rows vocab"] | None:
     """float32 logits of the last `num_logits` rows in rank order, or None; writes the rows' K/V into their slots.
 
-    Rows may come in any order; they are sorted by rank, which must not repeat. `rotary` belongs to `positions`, row by row.
+    Rows may come in any order; they are sorted by rank, which must not repeat. `rotary` belongs to `positions`.
     """
     ranks, order = torch.sort(ranks)
     if ranks.numel() > 1 and not bool((ranks[1:] > ranks[:-1]).all()):

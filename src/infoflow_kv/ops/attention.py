@@ -1,7 +1,7 @@
 """Staircase attention: rows sorted by rank, each row sees the prefix of slots that ends at its own rank.
 
 It is causal attention with the row number replaced by the rank, so a block of rows is dense up to its smallest rank,
-masked only between its smallest and its largest, and needs nothing after that. Sources: DESIGN.md section 5; the
+masked only between its smallest and its largest, and needs nothing after that. The
 merge of partial results by log-sum-exp (LSE) is the one of FlashAttention and Ring Attention.
 """
 
@@ -56,9 +56,7 @@ def staircase_attention(
     return _in_blocks(query, keys, values, ranks, spec, window)
 
 
-def visible(
-    ranks: Int[Tensor, " rows"], start: int, stop: int, window: int | None
-) -> Bool[Tensor, "rows part"]:
+def visible(ranks: Int[Tensor, " rows"], start: int, stop: int, window: int | None) -> Bool[Tensor, "rows part"]:
     """Which of the slots start..stop-1 each row sees."""
     slots = torch.arange(start, stop, device=ranks.device)
     mask = slots[None, :] <= ranks[:, None]
@@ -190,7 +188,9 @@ def _pack(query: Float[Tensor, "heads rows head_dim"], kv_heads: int) -> Float[T
     return query.reshape(kv_heads, -1, query.shape[2])
 
 
-def _unpack(packed: Float[Tensor, "kv_heads packed head_dim"], shape: torch.Size) -> Float[Tensor, "heads rows head_dim"]:
+def _unpack(
+    packed: Float[Tensor, "kv_heads packed head_dim"], shape: torch.Size
+) -> Float[Tensor, "heads rows head_dim"]:
     return packed.reshape(shape)
 
 

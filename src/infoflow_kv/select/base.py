@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -34,16 +34,25 @@ class Selector(Protocol):
         ...
 
 
-def num_selected(budget: float, reusable_tokens: int) -> int:
-    """How many tokens a budget buys: `budget × reusable`, rounded half up, at least 1 if budget > 0 and any are there."""
-    if not (isinstance(budget, (int, float)) and math.isfinite(budget) and 0 <= budget <= 1):
-        raise OptionError(f"budget {budget!r} is outside 0..1; it is the share of reusable tokens to recompute, e.g. 0.15")
-    if budget == 0 or reusable_tokens == 0:
+def check_budget(budget: Any) -> float:
+    """The budget as a float; OptionError unless it is a finite number in 0..1."""
+    number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if not (number and math.isfinite(budget) and 0 <= budget <= 1):
+        raise OptionError(
+            f"budget {budget!r} is outside 0..1; it is the share of reusable tokens to recompute, for example 0.15"
+        )
+    return float(budget)
+
+
+def num_selected(budget: Any, reusable_tokens: int) -> int:
+    """How many tokens a budget buys: `budget × reusable`, rounded half up; at least 1 if both are above 0."""
+    share = check_budget(budget)
+    if share == 0 or reusable_tokens == 0:
         return 0
-    return min(reusable_tokens, max(1, math.floor(budget * reusable_tokens + 0.5)))
+    return min(reusable_tokens, max(1, math.floor(share * reusable_tokens + 0.5)))
 
 
-def take(scores: Float[Tensor, " context"], budget: float, context: Context) -> Selection:
+def take(scores: Float[Tensor, " context"], budget: Any, context: Context) -> Selection:
     """The top-k tokens outside the exact prefix, k from the budget; ties go to the earlier token.
 
     ComputeError if a score is not finite: a NaN would otherwise pick tokens at random.

@@ -5,7 +5,7 @@ import re
 
 from infoflow_kv.errors import OptionError
 
-# Layers 22-25 of a 32-layer model, as relative depth: the default for a model without a profile (method.md section 4).
+# Layers 22-25 of a 32-layer model, as relative depth: the default (docs/method.md, section 4).
 RELATIVE_FIRST, RELATIVE_LAST = 22 / 32, 25 / 32
 
 
@@ -26,7 +26,9 @@ def layer_set(text: str, num_layers: int) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part)
         if match is None:
-            raise OptionError(f"layers '{text}' cannot be read; expected all, relative, or numbers like 22-25 or 3,7,9-11")
+            raise OptionError(
+                f"layers '{text}' cannot be read; expected all, relative, or numbers like 22-25 or 3,7,9-11"
+            )
         first = int(match[1])
         found.update(range(first, min(int(match[2] or first), num_layers) + 1))
         if first > int(match[2] or first) or max(first, int(match[2] or first)) >= num_layers:

@@ -1,0 +1,173 @@
+"""`infoflow-kv ask`: one question over documents."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infoflow_kv.cli import opening, options
+from infoflow_kv.cli.output import emit, emit_json, finish, note, seconds, share
+from infoflow_kv.errors import OptionError
+
+if TYPE_CHECKING:
+    from infoflow_kv.records import Answer, Piece
+
+LARGEST_SEED = 2**63 - 1
+
+Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.", show_default=False)]
+NoStore = Annotated[
+    bool, typer.Option("--no-store", metavar="", help="Neither read nor write stored chunks.", rich_help_panel="Store")
+]
+MaxNewTokens = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", rich_help_panel="Answer")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="End the answer before this text; may be given several times.",
+        show_default=False,
+        rich_help_panel="Answer",
+    ),
+]
+Temperature = Annotated[float, typer.Option(metavar="T", help="0 is greedy.", rich_help_panel="Answer")]
+TopP = Annotated[
+    float, typer.Option(metavar="P", help="Sample from the likeliest tokens of this mass.", rich_help_panel="Answer")
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="For every random choice.", rich_help_panel="Answer")]
+Stream = Annotated[
+    bool,
+    typer.Option(
+        "--stream", metavar="", help="Print the answer as it is made; with --json, a line per piece, then the whole."
+    ),
+]
+
+
+def ask(
+    question: Question,
+    paths: options.Paths,
+    model: options.Model = options.MODEL,
+    dtype: options.Dtype = options.DTYPE,
+    device: options.Device = options.DEVICE,
+    store: options.Store = None,
+    no_store: NoStore = False,
+    namespace: options.Namespace = options.NAMESPACE,
+    method: options.Method = options.METHOD,
+    budget: options.Budget = options.BUDGET,
+    layers: options.Layers = options.LAYERS,
+    max_new_tokens: MaxNewTokens = 64,
+    stop: Stop = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    chunk_tokens: options.ChunkTokens = options.CHUNK_TOKENS,
+    max_file_bytes: options.MaxFileBytes = options.MAX_FILE_BYTES,
+    instruction: options.Instruction = options.INSTRUCTION,
+    system: options.System = None,
+    stream: Stream = False,
+    as_json: options.Json = False,
+) -> int:
+    """Answer a question over your documents.
+
+    Chunks that are stored are reused wherever they stand now; new ones are prefilled and stored on the way. The answer
+    goes to standard output; how it was made, and files that were skipped, to standard error.
+
+    \b
+    [bold]Examples[/]
+      infoflow-kv ask "Who keeps the lighthouse?" notes/ report.pdf
+      infoflow-kv ask "What changed?" - --budget 0.3 < changes.txt
+      infoflow-kv ask "Who keeps the lighthouse?" notes/ --method full --json
+    """
+    if no_store and store is not None:
+        raise OptionError("--store and --no-store exclude each other; give one of them")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise OptionError(f"seed {seed} is outside 0..{LARGEST_SEED}")
+    if not question.strip():
+        raise OptionError('the question is empty; ask something, as in: infoflow-kv ask "Who …?" notes/')
+    read = opening.read_documents(paths, max_file_bytes)
+    opening.check_choice(method, budget)
+
+    from infoflow_kv.decoding import Sampling
+
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    chunks = None if no_store else opening.open_store(opening.store_folder(store))
+    engine = opening.make_engine(
+        opening.load_model(model, dtype, device),
+        chunks,
+        method=method,
+        budget=budget,
+        layers=layers,
+        chunk_tokens=chunk_tokens,
+        namespace=namespace,
+        instruction=instruction,
+        system=system,
+    )
+    given = opening.chunkable(engine, read)
+    pieces = engine.stream(question, given.documents, max_new_tokens, stop=stop or (), sampling=sampling)
+    answer = show(pieces, as_json) if stream else whole(pieces)
+    skipped = tuple(f"skipped '{label}': {reason}" for label, reason in given.skipped.items())
+    if as_json:
+        emit_json(replace(answer, notices=answer.notices + skipped).as_json())
+    elif not stream:
+        emit(answer.text)
+    finish()
+    for notice in skipped:
+        note(notice)
+    note(summary(answer))
+    return 0
+
+
+def whole(pieces: Iterable["Piece"]) -> "Answer":
+    """The answer at the end of the pieces."""
+    return [piece.answer for piece in pieces if piece.answer is not None][-1]
+
+
+def show(pieces: Iterable["Piece"], as_json: bool) -> "Answer":
+    """The answer at the end of the pieces, each of which is put out as it comes."""
+    answers: list[Answer] = []
+
+    def texts() -> Iterator[str]:
+        for piece in pieces:
+            yield piece.text
+            if piece.answer is not None:
+                answers.append(piece.answer)
+
+    try:
+        for text in trimmed(texts()):
+            if as_json:
+                emit_json({"piece": text})
+            else:
+                emit(text, end="")
+            finish()
+    finally:
+        if not as_json:
+            emit("")
+    return answers[-1]
+
+
+def trimmed(texts: Iterable[str]) -> Iterator[str]:
+    """The texts without the white space before the first and after the last word of all: together the answer's text."""
+    held, begun = "", False
+    for text in texts:
+        text = held + text if begun else text.lstrip()
+        begun = begun or bool(text)
+        body = text.rstrip()
+        held = text[len(body) :]
+        if body:
+            yield body
+
+
+def summary(answer: "Answer") -> str:
+    """One line on how the answer was made.
+
+    >>> summary(answer)  # doctest: +SKIP
+    'infoflow: first token after 0.41 s, 12 of 12 chunks from the store, 15.0% of 3,210 reusable tokens recomputed'
+    """
+    usage = answer.usage
+    parts = [f"{answer.method}: first token after {seconds(answer.timings.ttft_seconds)}"]
+    parts.append(f"{usage.cached_chunks} of {usage.chunks} chunks from the store")
+    if usage.reusable_tokens:
+        recomputed = share(usage.recomputed_tokens, usage.reusable_tokens)
+        parts.append(f"{recomputed} of {usage.reusable_tokens:,} reusable tokens recomputed")
+    if usage.prefilled_tokens:
+        parts.append(f"{usage.prefilled_tokens:,} tokens prefilled")
+    return ", ".join(parts)

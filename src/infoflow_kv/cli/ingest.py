@@ -1,0 +1,85 @@
+"""`infoflow-kv ingest`: documents → stored chunks."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from infoflow_kv.cli import opening, options
+from infoflow_kv.cli.output import Interrupted, emit, emit_json, note, progress_bar, seconds
+
+if TYPE_CHECKING:
+    from infoflow_kv.engine import Engine
+    from infoflow_kv.records import AddReport
+
+
+def ingest(
+    paths: options.Paths,
+    model: options.Model = options.MODEL,
+    dtype: options.Dtype = options.DTYPE,
+    device: options.Device = options.DEVICE,
+    store: options.Store = None,
+    namespace: options.Namespace = options.NAMESPACE,
+    chunk_tokens: options.ChunkTokens = options.CHUNK_TOKENS,
+    max_file_bytes: options.MaxFileBytes = options.MAX_FILE_BYTES,
+    instruction: options.Instruction = options.INSTRUCTION,
+    system: options.System = None,
+    as_json: options.Json = False,
+) -> int:
+    """Chunk, prefill and store documents ahead of the first question.
+
+    Chunks that are stored already cost nothing, so it may be stopped (Ctrl-C) and run again at any time. Files that
+    cannot be read are listed on standard error, the others are stored, and the exit code is 1.
+
+    \b
+    [bold]Examples[/]
+      infoflow-kv ingest notes/ handbook.pdf
+      infoflow-kv ingest pages.jsonl --store /data/kv --model ./my-model
+    """
+    read = opening.read_documents(paths, max_file_bytes)
+    folder = opening.store_folder(store)
+    chunks = opening.open_store(folder)
+    engine = opening.make_engine(
+        opening.load_model(model, dtype, device),
+        chunks,
+        chunk_tokens=chunk_tokens,
+        namespace=namespace,
+        instruction=instruction,
+        system=system,
+    )
+    given = opening.chunkable(engine, read)
+    opening.tell_skipped(given.skipped)
+    report = add(engine, given, str(folder))
+    if as_json:
+        record = {**asdict(report), "skipped": given.skipped, "store": str(folder), "model": engine.model.name}
+        emit_json(record)
+    else:
+        emit(summary(report, str(folder)))
+    if given.skipped:
+        note(f"{len(given.skipped)} of {len(given.skipped) + len(given.documents)} documents were skipped, see above")
+    return 1 if given.skipped else 0
+
+
+def add(engine: "Engine", given: opening.Chunkable, where: str, what: str = "storing chunks") -> "AddReport":
+    """What was added; Interrupted, with what is stored by then, on Ctrl-C."""
+    stored = 0
+
+    def advance(done: int, total: int) -> None:
+        nonlocal stored
+        stored = done
+        move(done, total)
+
+    try:
+        with progress_bar(what) as move:
+            return engine.add(given.documents, on_progress=advance)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"{stored} of {given.num_chunks} chunks are stored in {where}; run the same command again to continue"
+        ) from None
+
+
+def summary(report: "AddReport", where: str) -> str:
+    """One line on what was added."""
+    return (
+        f"{report.chunks:,} chunks ({report.tokens:,} tokens) of {report.documents:,} documents are in {where}: "
+        f"{report.cached_chunks:,} were there, {report.chunks - report.cached_chunks:,} prefilled in "
+        f"{seconds(report.seconds)}"
+    )

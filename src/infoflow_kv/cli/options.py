@@ -1,0 +1,103 @@
+"""The options that several verbs share: one name, one meaning, one help text each. Imports no torch."""
+
+import inspect
+from typing import Annotated
+
+import typer
+
+MODEL = "smollm2-135m"
+DTYPE = "float32"
+DEVICE = "cpu"
+METHOD = "infoflow"
+BUDGET = 0.15
+LAYERS = "relative"
+CHUNK_TOKENS = 512
+MAX_FILE_BYTES = 20 * 2**20
+NAMESPACE = "public"
+INSTRUCTION = "Answer the question using the documents."
+STORE_DEFAULT = "kv in the cache folder"
+
+_DOCUMENTS, _MODEL, _STORE, _METHOD = "Documents", "Model", "Store", "Method"
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH",
+        help="Files, folders (all files below) or - for standard input: text, Markdown, HTML, PDF, JSONL.",
+        show_default=False,
+    ),
+]
+ChunkTokens = Annotated[int, typer.Option(metavar="N", help="Longest chunk, in tokens.", rich_help_panel=_DOCUMENTS)]
+MaxFileBytes = Annotated[
+    int, typer.Option(metavar="N", help="Files larger than this are skipped.", rich_help_panel=_DOCUMENTS)
+]
+Instruction = Annotated[
+    str,
+    typer.Option(
+        metavar="TEXT",
+        help="What stands before the documents. It is part of what is stored: use the same for ingest and ask.",
+        rich_help_panel=_DOCUMENTS,
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="The system message. It is part of what is stored: use the same for ingest and ask.",
+        show_default="the model's own",
+        rich_help_panel=_DOCUMENTS,
+    ),
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="A built-in name (see `infoflow-kv models`), a model folder, a hub id, or gguf:FILE.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Dtype = Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N.", rich_help_panel=_MODEL)]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        help="Folder where chunk KV is kept; made if it is not there.",
+        show_default=STORE_DEFAULT,
+        rich_help_panel=_STORE,
+    ),
+]
+Namespace = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Tenant: chunks of one are never used for another.", rich_help_panel=_STORE),
+]
+Budget = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Share (0 to 1) of the reusable tokens that is recomputed; 1 equals full prefill.",
+        rich_help_panel=_METHOD,
+    ),
+]
+Method = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="How stored chunks are used; see `infoflow-kv methods`.", rich_help_panel=_METHOD
+    ),
+]
+Layers = Annotated[
+    str,
+    typer.Option(
+        metavar="SET",
+        help="Layers whose attention scores the tokens: all, relative, or numbers like 22-25 or 3,7,9-11.",
+        rich_help_panel=_METHOD,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON, and nothing else, on standard output.")]
+
+
+def flowing(text: str | None) -> str:
+    r"""The help text, each paragraph in one line for the terminal to wrap; after a `\b` line it stays as it is."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in paragraphs)

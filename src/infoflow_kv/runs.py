@@ -1,0 +1,62 @@
+"""One request on its way: what is known of it after repair, how long the phases took, what to tell of its chunks."""
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infoflow_kv.methods import Method
+from infoflow_kv.models import Rotary
+from infoflow_kv.records import ChunkReport, Context, Prompt, Selection, Timings, Usage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One request after repair: its context, the logits of the last prompt rows, and what it took."""
+
+    prompt: Prompt
+    method: Method
+    context: Context
+    rotary: Rotary
+    selection: Selection
+    logits: "Tensor"
+    usage: Usage
+    timings: Timings
+
+
+class Clock:
+    """Seconds between marks."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._seconds[phase] = now - self._last
+        self._last = now
+
+    def __getitem__(self, phase: str) -> float:
+        return self._seconds[phase]
+
+
+def chunk_reports(run: Run) -> tuple[ChunkReport, ...]:
+    """Per chunk: recomputed tokens and its share of all chunks' scores."""
+    spans = run.context.spans[1:] if run.prompt.head_ids else run.context.spans
+    selected = run.selection.slots.cpu()
+    scores = run.selection.scores
+    masses = [float(scores[s.start : s.stop].sum()) if scores is not None else 0.0 for s in spans]
+    total = sum(masses) or 1.0
+    return tuple(
+        ChunkReport(
+            id=chunk.id,
+            title=chunk.title,
+            tokens=chunk.num_tokens,
+            recomputed=int(((selected >= span.start) & (selected < span.stop)).sum()) if run.method.reuse else 0,
+            mass=mass / total,
+            order=order,
+        )
+        for order, (chunk, span, mass) in enumerate(zip(run.prompt.chunks, spans, masses, strict=True))
+    )
