@@ -50,7 +50,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "qwen3": lambda: tf.Qwen3Config(**SIZES, head_dim=16),
     "glm4": lambda: tf.Glm4Config(**SIZES, head_dim=16),
-    "mistral-window": lambda: tf.MistralConfig(**SIZES, sliding_window=24),
+    "mistral-window": lambda: tf.MistralConfig(**SIZES, sliding_window=96),
     "gemma3": lambda: tf.Gemma3TextConfig(**SIZES, **mixed(24)),
     "smollm3": lambda: tf.SmolLM3Config(**SIZES),
 }

@@ -62,7 +62,8 @@ def cli_page() -> str:
     # A wide plain terminal: the page must not depend on where it is made.
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
-    return done.stdout.strip() + "\n"
+    # typer escapes quotes as for HTML, which code blocks would show as they are.
+    return done.stdout.strip().replace("&quot;", '"').replace("&#x27;", "'") + "\n"
 
 
 def stale_pages() -> list[str]:

@@ -3,9 +3,11 @@
 import inspect
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from cli_runs import HARBOUR, KEEPER, Cli, chunk_files, write_documents
 
 import infoflow_kv
@@ -17,6 +19,7 @@ from infoflow_kv.cli.output import printable
 from infoflow_kv.engine import INSTRUCTION, Engine
 from infoflow_kv.methods import METHODS
 from infoflow_kv.models.embedded import EMBEDDED
+from infoflow_kv.samples import DEMO_QUESTIONS
 
 QUESTION = "Who keeps the lighthouse?"
 
@@ -205,6 +208,48 @@ def test_check_fails_where_a_claim_does(cli: Cli, tiny_model: Path, monkeypatch:
     assert f"2 of 3 invariants FAILED on {tiny_model} in float32" in result.out
     rows = cli("check", "--quick", "--model", tiny_model, "--json").record["invariants"]
     assert [(row["passed"], row["error"]) for row in rows] == [(True, 0.0), (False, 1.0), (False, None)]
+
+
+def test_demo(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
+    result = cli("demo", "--model", tiny_model, "--questions", 2, "--budget", 0.3, "--json")
+    record = result.record
+    assert result.code == 0 and record["proof"]["holds"], record["proof"]
+    assert record["proof"]["max_logit_error"] <= record["proof"]["tolerance"]
+    assert record["store"] == str(tmp_path / "cache" / "demo")
+    assert record["store_bytes"] > 0 and record["threads"] >= 1
+    assert [q["question"] for q in record["questions"]] == [q.text for q in DEMO_QUESTIONS[:2]]
+    for question in record["questions"]:
+        full, none, infoflow = question["answers"]
+        assert [a["method"] for a in (full, none, infoflow)] == ["full", "none", "infoflow"]
+        assert full["times_less_than_full"] == 1
+        assert none["usage"]["cached_chunks"] == infoflow["usage"]["cached_chunks"] == none["usage"]["chunks"] > 1
+        assert none["usage"]["recomputed_tokens"] == 0 < infoflow["usage"]["recomputed_tokens"]
+    # The window of this model is small; all that is left out is said, and where the rest is kept.
+    assert "sample documents are left out: the model's window is too small" in result.err
+    assert "0 were there" in result.err and str(tmp_path / "cache" / "demo") in result.err
+
+
+def test_demo_for_people_starts_warm_the_second_time(cli: Cli, tiny_model: Path) -> None:
+    for cached in ("0 were there", "0 prefilled"):
+        result = cli("demo", "--model", tiny_model, "--questions", 1)
+        assert result.code == 0
+        assert cached in result.err
+    lines = result.out.splitlines()
+    assert lines[1] == DEMO_QUESTIONS[0].text
+    assert [line.split()[0] for line in lines[2:6]] == ["method", "full", "none", "infoflow"]
+    assert lines[3].split()[-2:] == ["1.0×", "100.0%"]
+    assert lines[4].split()[-1] == "0.0%"
+    assert re.search(r"^Proof +at budget 1 the logits equal full prefill's: max .Δ logit. \d", result.out, re.MULTILINE)
+    for word in ("Measured", "float32, cpu", "Stored", "Next"):
+        assert word in result.out
+
+
+def test_demo_fails_where_the_logits_differ(cli: Cli, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infoflow_kv.invariants.TOLERANCE", {torch.float32: 0.0})
+    monkeypatch.setattr("infoflow_kv.cli.demo.METHODS", ("full",))
+    result = cli("demo", "--model", tiny_model, "--questions", 1)
+    assert result.code == 1
+    assert "THE LOGITS ARE NOT FULL PREFILL'S" in result.out
 
 
 # ---- tables ----

@@ -297,8 +297,16 @@ def test_only_regular_files_are_read(store: DiskStore, quick_path: Path, plant: 
     before = outside.stat()
     plant(path, outside)
     assert not store.contains(IDENTITY)
-    assert verify(store.path).damaged == ((NAME, "it is not a regular file"),)
-    assert store.get(IDENTITY) is None
+    really_open = os.open
+
+    def opened(name: Any, *args: Any, **options: Any) -> int:
+        assert str(name) != str(path), "merely opening some devices has effects"
+        return really_open(name, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", opened)
+        assert verify(store.path).damaged == ((NAME, "it is not a regular file"),)
+        assert store.get(IDENTITY) is None
     assert store.counters == StoreCounters(misses=1, damaged=1, written=1)
     assert not os.path.lexists(path)
     assert outside.stat().st_mtime_ns == before.st_mtime_ns

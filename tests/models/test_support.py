@@ -24,7 +24,7 @@ def test_layers_without_rope_are_found_by_poison():
 
 def test_windows_are_read_per_layer():
     assert wrap(tiny.hf_model("gemma3"), tiny.tokenizer(), "x")._support.windows == (24, None, 24, None)
-    assert wrap(tiny.hf_model("mistral-window"), tiny.tokenizer(), "x")._support.windows == (24,) * 4
+    assert wrap(tiny.hf_model("mistral-window"), tiny.tokenizer(), "x")._support.windows == (96,) * 4
 
 
 SMALL = {"vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -27,15 +27,14 @@ Answers over your own documents from chunk KV that was computed once.
 
 Results go to standard output, everything else to standard error; every verb takes --json.
 
-\b
-[bold]Start here[/]
-  infoflow-kv demo
-  infoflow-kv ask "Who keeps the lighthouse?" notes/
+Start here:
 
 \b
-[bold]Exit codes[/]
-  0 done, 1 something that was asked did not work, 2 bad usage or bad input,
-  3 damage found by store verify, 130 interrupted
+    infoflow-kv demo
+    infoflow-kv ask "Who keeps the lighthouse?" notes/
+
+Exit codes: 0 done, 1 something that was asked did not work, 2 bad usage or bad input, 3 damage found by `store verify`,
+130 interrupted.
 """
 
 

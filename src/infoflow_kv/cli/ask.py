@@ -71,11 +71,12 @@ def ask(
     Chunks that are stored are reused wherever they stand now; new ones are prefilled and stored on the way. The answer
     goes to standard output; how it was made, and files that were skipped, to standard error.
 
+    Examples:
+
     \b
-    [bold]Examples[/]
-      infoflow-kv ask "Who keeps the lighthouse?" notes/ report.pdf
-      infoflow-kv ask "What changed?" - --budget 0.3 < changes.txt
-      infoflow-kv ask "Who keeps the lighthouse?" notes/ --method full --json
+        infoflow-kv ask "Who keeps the lighthouse?" notes/ report.pdf
+        infoflow-kv ask "What changed?" - --budget 0.3 < changes.txt
+        infoflow-kv ask "Who keeps the lighthouse?" notes/ --method full --json
     """
     if no_store and store is not None:
         raise OptionError("--store and --no-store exclude each other; give one of them")

@@ -1,7 +1,6 @@
 """`infoflow-kv check`: the method's claims, measured on the user's own model."""
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,12 +14,11 @@ from infoflow_kv.errors import OptionError
 if TYPE_CHECKING:
     from infoflow_kv.invariants import InvariantResult, Subject
     from infoflow_kv.models import LanguageModel
-    from infoflow_kv.records import Document
 
-Quick = Annotated[bool, typer.Option("--quick", metavar="", help="Shorter documents: a third of the tokens.")]
+Quick = Annotated[bool, typer.Option("--quick", metavar="", help="Shorter documents: half the tokens.")]
 
 NUM_DOCUMENTS = 4
-PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 1200, 400
+PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 1200, 600
 CHUNK_TOKENS, QUICK_CHUNK_TOKENS = 192, 64
 ROOM_TOKENS = 64  # for the continuation that the invariants decode and force
 CUTS = (4000, 2000, 1200, 800, 400, 200, 100, 50)
@@ -38,10 +36,11 @@ def check(
     Each invariant is compared with the same weights in plain Transformers, on documents that come with the package. The
     exit code is 1 if any fails.
 
+    Examples:
+
     \b
-    [bold]Examples[/]
-      infoflow-kv check --quick
-      infoflow-kv check --model ./my-model --dtype bfloat16 --json
+        infoflow-kv check --quick
+        infoflow-kv check --model ./my-model --dtype bfloat16 --json
     """
     loaded = opening.load_model(model, dtype, device)
 
@@ -77,12 +76,13 @@ def make_subject(model: "LanguageModel", folder: Path, quick: bool) -> "Subject"
     limit = min(wanted, model.window_tokens - ROOM_TOKENS)
     engine = opening.make_engine(model, None, chunk_tokens=chunk_tokens)
     for characters in CUTS:
-        documents: Sequence[Document] = [
-            replace(d, text=d.text[:characters]) for d in samples.documents()[:NUM_DOCUMENTS]
-        ]
-        if all(engine.prompt(question, documents).num_tokens <= limit for question in questions):
+        documents = [replace(d, text=d.text[:characters]) for d in samples.documents()[:NUM_DOCUMENTS]]
+        if max(engine.prompt(question, documents).num_tokens for question in questions) <= limit:
             return Subject(model, documents, questions, folder, chunk_tokens)
-    raise OptionError(f"the model's window of {model.window_tokens} tokens is too small for the sample documents")
+    raise OptionError(
+        f"the sample documents do not fit into {limit} tokens (the model's window is {model.window_tokens}); "
+        "choose another model"
+    )
 
 
 def row(result: "InvariantResult") -> tuple[str, ...]:

@@ -83,10 +83,11 @@ def demo(
     The documents come with the package; the small built-in model is fetched at the first run. Chunks are kept in the
     cache folder, so a second run starts warm. The exit code is 1 if the logits at budget 1 are not full prefill's.
 
+    Examples:
+
     \b
-    [bold]Examples[/]
-      infoflow-kv demo
-      infoflow-kv demo --budget 0.3 --questions 1
+        infoflow-kv demo
+        infoflow-kv demo --budget 0.3 --questions 1
     """
     from infoflow_kv.samples import DEMO_QUESTIONS
 

@@ -29,10 +29,11 @@ def ingest(
     Chunks that are stored already cost nothing, so it may be stopped (Ctrl-C) and run again at any time. Files that
     cannot be read are listed on standard error, the others are stored, and the exit code is 1.
 
+    Examples:
+
     \b
-    [bold]Examples[/]
-      infoflow-kv ingest notes/ handbook.pdf
-      infoflow-kv ingest pages.jsonl --store /data/kv --model ./my-model
+        infoflow-kv ingest notes/ handbook.pdf
+        infoflow-kv ingest pages.jsonl --store /data/kv --model ./my-model
     """
     read = opening.read_documents(paths, max_file_bytes)
     folder = opening.store_folder(store)

@@ -7,10 +7,11 @@ from infoflow_kv.cli.output import emit_json, emit_table
 def methods(as_json: options.Json = False) -> int:
     """List the methods that --method takes, and where each rule comes from.
 
+    Examples:
+
     \b
-    [bold]Examples[/]
-      infoflow-kv methods
-      infoflow-kv methods --json | head -1
+        infoflow-kv methods
+        infoflow-kv methods --json | head -1
     """
     from infoflow_kv.methods import METHODS
 

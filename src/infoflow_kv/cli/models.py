@@ -17,10 +17,11 @@ Every model is probed as it loads and is refused, with the reason, if its KV can
 def models(as_json: options.Json = False) -> int:
     """List the built-in models, whether they are on this machine, and how to name your own.
 
+    Examples:
+
     \b
-    [bold]Examples[/]
-      infoflow-kv models
-      infoflow-kv ask "Who …?" notes/ --model ./my-model
+        infoflow-kv models
+        infoflow-kv ask "Who …?" notes/ --model ./my-model
     """
     from infoflow_kv.models.embedded import EMBEDDED, cache_folder
 

@@ -98,6 +98,6 @@ Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON, and 
 
 
 def flowing(text: str | None) -> str:
-    r"""The help text, each paragraph in one line for the terminal to wrap; after a `\b` line it stays as it is."""
+    r"""The help text, each paragraph in one line for the terminal to wrap; what follows a `\b` line stays as it is."""
     paragraphs = inspect.cleandoc(text or "").split("\n\n")
-    return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in paragraphs)
+    return "\n\n".join(p[2:] if p.startswith("\b\n") else " ".join(p.split()) for p in paragraphs)

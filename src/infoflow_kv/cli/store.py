@@ -29,10 +29,11 @@ store = typer.Typer(
 def list_chunks(folder: options.Store = None, as_json: options.Json = False) -> int:
     """List the stored chunks, from their headers alone.
 
+    Examples:
+
     \b
-    [bold]Examples[/]
-      infoflow-kv store ls
-      infoflow-kv store ls --store /data/kv --json | head -1
+        infoflow-kv store ls
+        infoflow-kv store ls --store /data/kv --json | head -1
     """
     from infoflow_kv.store import ls
 
@@ -53,10 +54,11 @@ def list_chunks(folder: options.Store = None, as_json: options.Json = False) -> 
 def show_stat(folder: options.Store = None, as_json: options.Json = False) -> int:
     """Show how much a store holds, in all and by model.
 
+    Examples:
+
     \b
-    [bold]Examples[/]
-      infoflow-kv store stat
-      infoflow-kv store stat --store /data/kv --json
+        infoflow-kv store stat
+        infoflow-kv store stat --store /data/kv --json
     """
     from infoflow_kv.store import stat
 
@@ -91,10 +93,11 @@ def verify_chunks(
     Exit codes: 0 all sound, 3 damage found, 1 some files could not be read, 2 not a store. Damage never harms an
     answer: a chunk that fails a check when it is used is set aside and computed again.
 
+    Examples:
+
     \b
-    [bold]Examples[/]
-      infoflow-kv store verify --sample 0.1
-      infoflow-kv store verify --store /data/kv --quarantine
+        infoflow-kv store verify --sample 0.1
+        infoflow-kv store verify --store /data/kv --quarantine
     """
     from infoflow_kv.store import verify
 

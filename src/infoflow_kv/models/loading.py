@@ -42,14 +42,22 @@ def load(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     target = torch_device(device)
+    if dtype != "float32" and target.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        logger.warning("%s is many times slower than float32 on this processor, which has no instructions for it", dtype)
     text = str(name)
     folder = find(text, progress or logger.info)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_remote_code(text, folder, config)
-        hf = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=DTYPES[dtype], trust_remote_code=False, use_safetensors=True
+        hf, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=DTYPES[dtype],
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
+        refuse_incomplete(text, report)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except InfoFlowError:
         raise
@@ -123,6 +131,15 @@ def refuse_remote_code(name: str, folder: str, config: Any) -> None:
     """ModelError for models whose own code would have to run."""
     if getattr(config, "auto_map", None):
         raise ModelError(f"model '{name}' wants code of its own to run (auto_map in its config), which is never done")
+
+
+def refuse_incomplete(name: str, report: Any) -> None:
+    """ModelError where weights are missing: Transformers would fill them with random numbers and only log it."""
+    for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
+        found = sorted(str(entry) for entry in report.get(kind) or ())
+        if found:
+            shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+            raise ModelError(f"model '{name}' is not complete: {kind.replace('_', ' ')} {shown}")
 
 
 def converted_gguf(path: Path, progress: Callable[[str], None]) -> Path:

@@ -14,7 +14,7 @@ from infoflow_kv.shapes import Bool, Float, Int, Tensor
 
 # Rows per block. The masked edge of a block is about ROWS_PER_BLOCK / budget slots wide: smaller blocks waste less
 # of it, larger ones read K and V less often.
-ROWS_PER_BLOCK = 64
+ROWS_PER_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
