@@ -19,11 +19,11 @@ from environment import environment
 from infoflow_kv import Document, Engine, MemoryStore, load
 
 ARMS = {
-    "none": ("none", "relative"),
-    "random": ("random", "relative"),
-    "infoflow": ("infoflow", "relative"),
-    "infoflow/all-layers": ("infoflow", "all"),
-    "infoflow-l2": ("infoflow-l2", "relative"),
+    "none": ("none", "auto"),
+    "random": ("random", "auto"),
+    "infoflow": ("infoflow", "auto"),
+    "infoflow, relative layers": ("infoflow", "relative"),
+    "infoflow-l2": ("infoflow-l2", "auto"),
 }
 
 
@@ -94,11 +94,11 @@ def main() -> None:
     values = {arm: np.array(r) for arm, r in rows.items()}
     for column, name in enumerate(names):
         for arm, table in values.items():
-            print(f"{name:13s} {arm:20s} mean {table[:, column].mean():.4f} median {np.median(table[:, column]):.4f}")
+            print(f"{name:13s} {arm:26s} mean {table[:, column].mean():.4f} median {np.median(table[:, column]):.4f}")
         for arm in ARMS:
             if arm != "infoflow":
                 mean, low, high = interval(values["infoflow"][:, column] - values[arm][:, column])
-                print(f"{name:13s} infoflow − {arm:20s} {mean:+.4f} [{low:+.4f}, {high:+.4f}]")
+                print(f"{name:13s} infoflow − {arm:26s} {mean:+.4f} [{low:+.4f}, {high:+.4f}]")
 
 
 if __name__ == "__main__":

@@ -52,8 +52,9 @@ class Engine:
 
     `store`: where chunk KV is kept; None keeps nothing between requests. `method`: a name of `METHODS`. `budget`:
     share (0..1) of the reusable tokens that is recomputed. `layers`: the layer set of the scores (`all`, `relative`,
-    `22-25`). `chunk_tokens`: longest chunk. `head_policy`: `head` prefills chunks behind the chat header, `none` alone.
-    `namespace`: tenant; KV is never reused across namespaces.
+    `22-25`; `auto` is the one measured for this model, else `relative`). `chunk_tokens`: longest chunk. `head_policy`:
+    `head` prefills chunks behind the chat header, `none` alone. `namespace`: tenant; KV is never reused across
+    namespaces.
 
     Raises OptionError for anything outside its range. Safe to share between threads.
 
@@ -67,7 +68,7 @@ class Engine:
         store: ChunkStore | None = None,
         method: str = "infoflow",
         budget: float = 0.15,
-        layers: str = "relative",
+        layers: str = "auto",
         chunk_tokens: int = 512,
         head_policy: str = "head",
         namespace: str = "public",
@@ -78,7 +79,7 @@ class Engine:
         self.store = store
         self.method = find_method(method)
         self.budget = check_budget(budget)
-        self.layers = layer_set(layers, model.num_layers)
+        self.layers = layer_set(model.layers or "relative" if layers == "auto" else layers, model.num_layers)
         self.chunk_tokens = chunk_tokens
         if head_policy not in HEAD_POLICIES:
             raise OptionError(f"head policy '{head_policy}' is not one of {', '.join(HEAD_POLICIES)}")

@@ -125,7 +125,7 @@ def test_second_process_finds_every_chunk_in_another_order(cli: Cli, tiny_model:
 
 
 def test_interrupted_ingestion_goes_on(cli: Cli, tiny_model: Path, quick_path: Path) -> None:
-    documents = write_documents(quick_path / "documents", *(f"{number} boats. " * 40 for number in range(90)))
+    documents = write_documents(quick_path / "documents", *(f"{number} boats. " * 40 for number in range(60)))
     arguments = ("ingest", documents, "--model", tiny_model, "--store", quick_path / "kv")
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments)],

@@ -211,13 +211,13 @@ def test_check_fails_where_a_claim_does(cli: Cli, tiny_model: Path, monkeypatch:
 
 
 def test_demo(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
-    result = cli("demo", "--model", tiny_model, "--questions", 2, "--budget", 0.3, "--json")
+    result = cli("demo", "--model", tiny_model, "--questions", 1, "--budget", 0.3, "--json")
     record = result.record
     assert result.code == 0 and record["proof"]["holds"], record["proof"]
     assert record["proof"]["max_logit_error"] <= record["proof"]["tolerance"]
     assert record["store"] == str(tmp_path / "cache" / "demo")
     assert record["store_bytes"] > 0 and record["threads"] >= 1
-    assert [q["question"] for q in record["questions"]] == [q.text for q in DEMO_QUESTIONS[:2]]
+    assert [q["question"] for q in record["questions"]] == [q.text for q in DEMO_QUESTIONS[:1]]
     for question in record["questions"]:
         full, none, infoflow = question["answers"]
         assert [a["method"] for a in (full, none, infoflow)] == ["full", "none", "infoflow"]
@@ -228,12 +228,10 @@ def test_demo(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
     assert "sample documents are left out: the model's window is too small" in result.err
     assert "0 were there" in result.err and str(tmp_path / "cache" / "demo") in result.err
 
-
-def test_demo_for_people_starts_warm_the_second_time(cli: Cli, tiny_model: Path) -> None:
-    for cached in ("0 were there", "0 prefilled"):
-        result = cli("demo", "--model", tiny_model, "--questions", 1)
-        assert result.code == 0
-        assert cached in result.err
+    # The second time it starts warm; this one is for people.
+    result = cli("demo", "--model", tiny_model, "--questions", 1)
+    assert result.code == 0
+    assert "0 prefilled" in result.err
     lines = result.out.splitlines()
     assert lines[1] == DEMO_QUESTIONS[0].text
     assert [line.split()[0] for line in lines[2:6]] == ["method", "full", "none", "infoflow"]

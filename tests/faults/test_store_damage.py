@@ -226,9 +226,25 @@ def test_a_file_of_a_newer_format_is_a_miss_and_stays(store: DiskStore, caplog: 
     assert (report.newer, report.sound, report.damaged, report.is_clean) == (1, 0, (), True)
     unsealed = newer[0].replace(b'\\"format_version\\":2', b'\\"format_version\\":3')
     path_of(store).write_bytes(unsealed)
+    assert verify(store.path).damaged == ((NAME, "its digest does not match its bytes"),)
     assert store.get(IDENTITY) is None
     assert store.counters.damaged == 1
     assert not path_of(store).exists()
+
+
+def test_a_newer_file_of_quite_another_size_is_a_miss_and_stays(store: DiskStore) -> None:
+    """Its size is wrong for the chunk that was asked for; that alone does not condemn it."""
+    long = make_identity(tokens=500)
+    path = chunk_path(store.path, key(long))
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(forged(tensors_of(make_chunk()), format_version=2))
+    assert store.get(long) is None
+    assert store.counters == StoreCounters(misses=1, written=1)
+    assert path.exists()
+    path.write_bytes(path_of(store).read_bytes())
+    assert store.get(long) is None
+    assert store.counters == StoreCounters(misses=2, damaged=1, written=1)
+    assert not path.exists()
 
 
 # ---- hostile entries ----

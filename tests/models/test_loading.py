@@ -3,8 +3,8 @@
 import json
 
 import pytest
-import tiny
 
+import tiny
 from infoflow_kv import load
 from infoflow_kv.errors import ModelError, OptionError, UnsupportedModelError
 

@@ -554,6 +554,31 @@ def test_a_read_only_store_serves_and_is_left_as_it_was(caplog: pytest.LogCaptur
         assert "left in place" in caplog.text
 
 
+def test_a_store_whose_folder_alone_is_closed_is_left_as_it_was() -> None:
+    """`chmod a-w kv` leaves the folders inside open: nothing is cleaned, set aside or marked as used all the same."""
+    with folder_for_nobody() as folder:
+        (folder / "kv").mkdir()
+        (folder / "kv").chmod(0o777)
+        with without_root():
+            writer = DiskStore(folder / "kv")
+            damaged = make_identity(first=50)
+            writer.put(make_chunk())
+            writer.put(make_chunk(damaged))
+            file_of(writer, damaged).write_bytes(b"x")
+            writer.get(damaged)
+            writer.put(make_chunk(damaged))
+            file_of(writer, damaged).write_bytes(b"x")
+            (writer.path / "tmp" / "leftover").write_bytes(b"x")
+            os.utime(writer.path / "tmp" / "leftover", (0, 0))
+        (folder / "kv").chmod(0o555)
+        with without_root():
+            before = files_under(folder)
+            store = DiskStore(folder / "kv")
+            assert same_bits(store.get(IDENTITY), make_chunk())
+            assert store.get(damaged) is None
+            assert files_under(folder) == before
+
+
 def test_an_empty_read_only_folder_is_a_store_without_chunks() -> None:
     with folder_for_nobody() as folder, without_root():
         if os.geteuid() == folder.stat().st_uid:

@@ -43,6 +43,18 @@ def test_a_view_does_not_keep_its_buffer_alive() -> None:
     assert found.keys.untyped_storage().nbytes() + found.values.untyped_storage().nbytes() == found.num_bytes
 
 
+def test_a_strided_chunk_is_held_in_order() -> None:
+    chunk = make_chunk(make_identity(tokens=5))
+    strided = chunk.keys.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    store = MemoryStore()
+    store.put(replace(chunk, keys=strided))
+    found = store.get(chunk.identity)
+    assert same_bits(found, chunk)
+    assert found is not None
+    assert found.keys.is_contiguous()
+    assert not strided.is_contiguous()
+
+
 @pytest.mark.parametrize("in_inference_mode", [False, True])
 @pytest.mark.parametrize("part", ["keys", "values"])
 def test_a_chunk_that_a_reader_wrote_into_is_a_miss(

@@ -202,6 +202,13 @@ def test_a_header_without_our_entry_is_no_header() -> None:
             parse_header(struct.pack("<Q", len(header)) + header, len(header) + 8)
 
 
+def test_ls_tells_a_cut_file_by_its_size(store: DiskStore) -> None:
+    path, whole = path_of(store, 0), path_of(store, 0).stat().st_size
+    os.truncate(path, whole - 1)
+    (row,) = (row for row in ls(store.path) if row.key == path.stem)
+    assert row.problem == f"it has {whole - 1} bytes, its header promises {whole}"
+
+
 def test_a_store_is_needed(tmp_path: Path) -> None:
     """A wrong path is an error, not an empty store, and nothing is made there."""
     (tmp_path / "file").write_bytes(b"x")

@@ -99,7 +99,8 @@ def usage_message(error: BaseException) -> str:
         message += f", given '{details[0]['input']}'"
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "infoflow-kv"
-    return f"{message[0].lower()}{message[1:]}; see '{path} --help'"
+    seam = " " if message.endswith("?") else "; "
+    return f"{message[0].lower()}{message[1:]}{seam}see '{path} --help'"
 
 
 def leading_options(args: Sequence[str]) -> list[str]:

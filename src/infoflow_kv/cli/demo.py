@@ -194,7 +194,7 @@ def stored_bytes(folder: str) -> int:
 
 def tell(asked: Sequence[Asked], proof: Proof, facts: dict[str, Any]) -> None:
     """Nothing; the tables and what they mean are on stdout."""
-    columns = ("method", "answer", "right", "first token", "times less", "recomputed")
+    columns = ("method", "answer", "right", "first token", "times sooner", "recomputed")
     for one in asked:
         emit(f"\n{one.question.text}")
         emit_table(columns, one.rows(), right=(3, 4, 5))

@@ -10,7 +10,7 @@ DTYPE = "float32"
 DEVICE = "cpu"
 METHOD = "infoflow"
 BUDGET = 0.15
-LAYERS = "relative"
+LAYERS = "auto"
 CHUNK_TOKENS = 512
 MAX_FILE_BYTES = 20 * 2**20
 NAMESPACE = "public"
@@ -90,7 +90,7 @@ Layers = Annotated[
     str,
     typer.Option(
         metavar="SET",
-        help="Layers whose attention scores the tokens: all, relative, or numbers like 22-25 or 3,7,9-11.",
+        help="Layers whose attention scores the tokens: auto, all, relative, or numbers like 22-25 or 3,7,9-11.",
         rich_help_panel=_METHOD,
     ),
 ]

@@ -39,6 +39,8 @@ class EmbeddedModel:
     gguf_sha256: str
     disk_bytes: int
     licence: str
+    # Layer set that came closest to full prefill in benchmarks/fidelity.py; None: not measured.
+    layers: str | None = None
 
     @property
     def requirement(self) -> str:
@@ -56,6 +58,7 @@ EMBEDDED: Mapping[str, EmbeddedModel] = MappingProxyType(
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             disk_bytes=750_000_000,
             licence="Apache-2.0",
+            layers="all",
         )
     }
 )

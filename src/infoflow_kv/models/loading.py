@@ -43,13 +43,15 @@ def load(
         raise unknown_name("dtype", dtype, DTYPES)
     target = torch_device(device)
     if dtype != "float32" and target.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        logger.warning("%s is many times slower than float32 on this processor, which has no instructions for it", dtype)
+        logger.warning(
+            "%s is many times slower than float32 on this processor, which has no instructions for it", dtype
+        )
     text = str(name)
     folder = find(text, progress or logger.info)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_remote_code(text, folder, config)
-        hf, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=DTYPES[dtype],
@@ -57,6 +59,7 @@ def load(
             use_safetensors=True,
             output_loading_info=True,
         )
+        hf, report = loaded
         refuse_incomplete(text, report)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except InfoFlowError:
@@ -64,8 +67,9 @@ def load(
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"model '{text}' could not be loaded: {reason}") from error
-    hf.to(target)  # type: ignore[arg-type]
-    return wrap(hf, tokenizer, text)
+    model = wrap(hf.to(target), tokenizer, text)
+    model.layers = EMBEDDED[text].layers if text in EMBEDDED else None
+    return model
 
 
 def wrap(hf: Any, tokenizer: Any, name: str) -> LanguageModel:

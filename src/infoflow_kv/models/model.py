@@ -27,6 +27,8 @@ class LanguageModel:
         self._tokenizer_fingerprint = tokenizer_fingerprint
         self.tokenizer = tokenizer
         self.name = name
+        # The layer set of the scores that suits this model, where it was measured (`layers="auto"` of the engine).
+        self.layers: str | None = None
         self.dtype: torch.dtype = hf.dtype
         self.device: torch.device = hf.device
         self.num_layers = support.num_layers

@@ -27,7 +27,7 @@ def layer_set(text: str, num_layers: int) -> tuple[int, ...]:
         match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part)
         if match is None:
             raise OptionError(
-                f"layers '{text}' cannot be read; expected all, relative, or numbers like 22-25 or 3,7,9-11"
+                f"layers '{text}' cannot be read; expected auto, all, relative, or numbers like 22-25 or 3,7,9-11"
             )
         first = int(match[1])
         found.update(range(first, min(int(match[2] or first), num_layers) + 1))
