@@ -227,14 +227,17 @@ class Engine:
         rotary = self.model.rotary()
         num_context = prompt.context_tokens
         forced = len(forced_ids)
-        tables = request_tables(rotary, num_context, len(prompt.suffix_ids) + forced)
+        num_rows = len(prompt.suffix_ids) + forced
+        tables = request_tables(rotary, num_context, num_rows)
         num_slots = prompt.num_tokens + num_new
 
         clock = Clock()
         parts, cached, prefilled = self._parts(prompt, chosen)
         clock.mark("load")
         if chosen.reuse:
-            context = assemble(self.model, parts, tables, num_slots, self._exact_tokens(prompt, parts))
+            context = assemble(
+                self.model, parts, tables, num_slots, self._exact_tokens(prompt, parts, num_context + num_rows)
+            )
         else:
             context = reserve(self.model, prompt, num_slots)
         clock.mark("assemble")
@@ -312,11 +315,11 @@ class Engine:
                 logger.warning("chunks are used but not stored: %s", error)
             self._reported_store_error = True
 
-    def _exact_tokens(self, prompt: Prompt, parts: Sequence[ChunkKV]) -> int:
+    def _exact_tokens(self, prompt: Prompt, parts: Sequence[ChunkKV], length: int) -> int:
         """Leading tokens whose KV is what full prefill gives: the head, and the first chunk if it was prefilled behind
-        this very head; nothing of both if RoPE treats a sequence of the request's length otherwise."""
+        this very head; nothing of both if RoPE treats a sequence of the request's `length` otherwise."""
         exact, before = 0, 0
-        regime = self.model.rope_regime(prompt.num_tokens)
+        regime = self.model.rope_regime(length)
         expected: tuple[tuple[int, ...], ...] = ((), prompt.head_ids) if prompt.head_ids else ((),)
         for part, head_ids in zip(parts, expected, strict=False):
             if part.identity.head_ids != head_ids or part.identity.rope != regime or before != len(head_ids):
