@@ -48,6 +48,18 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "llama-dynamic-short": lambda: tf.LlamaConfig(
         **{**SIZES, "max_position_embeddings": 128}, **rope("dynamic", factor=4.0)
     ),
+    # Short frequencies up to 128 tokens, long ones beyond.
+    "phi3-longrope": lambda: tf.Phi3Config(
+        **SIZES,
+        original_max_position_embeddings=128,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.1 * i for i in range(8)],
+            "long_factor": [1.0 + 0.8 * i for i in range(8)],
+            "original_max_position_embeddings": 128,
+        },
+    ),
     "qwen3": lambda: tf.Qwen3Config(**SIZES, head_dim=16),
     "glm4": lambda: tf.Glm4Config(**SIZES, head_dim=16),
     "mistral-window": lambda: tf.MistralConfig(**SIZES, sliding_window=96),

@@ -46,18 +46,18 @@ def ttft() -> str:
 
 def fidelity() -> str:
     """Mean and median distances of each arm."""
-    found: dict[str, list[dict]] = {}
+    found: dict[tuple[str, float], list[dict]] = {}
     for r in records("fidelity.jsonl"):
-        found.setdefault(r["arm"], []).append(r)
+        found.setdefault((r["arm"], r["budget"]), []).append(r)
     if not found:
         return "(not measured yet)"
     rows = ["| arm | budget | KL, first token | KL, continued | JS, continued |", "|---|---|---|---|---|"]
-    for arm, items in found.items():
+    for (arm, budget), items in found.items():
         cells = []
         for key in ("kl_first", "kl_cont", "js_cont"):
             values = [item[key] for item in items]
             cells.append(f"{statistics.fmean(values):.3f} (median {statistics.median(values):.3f})")
-        rows.append(f"| {arm} | {items[0]['budget']:g} | {' | '.join(cells)} |")
+        rows.append(f"| {arm} | {budget:g} | {' | '.join(cells)} |")
     count = len(next(iter(found.values())))
     return (
         "\n".join(rows)

@@ -24,6 +24,8 @@ class Sampling:
             raise OptionError(f"temperature {self.temperature!r} is outside 0..100 (0 is greedy)")
         if not 0 < self.top_p <= 1:
             raise OptionError(f"top_p {self.top_p!r} is outside 0..1 (0 excluded)")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed {self.seed!r} is outside 0..2^63-1")
 
 
 Sampler = Callable[[Float[Tensor, " vocab"]], int]
@@ -36,7 +38,8 @@ def sampler(sampling: Sampling) -> Sampler:
     def pick(logits: Float[Tensor, " vocab"]) -> int:
         if sampling.temperature == 0:
             return int(logits.argmax())
-        probabilities = torch.softmax(logits.float().cpu() / sampling.temperature, dim=-1)
+        shifted = (logits - logits.max()).double().cpu()  # at most 0: no temperature can make it overflow to NaN
+        probabilities = torch.softmax(shifted / sampling.temperature, dim=-1)
         ordered, ids = torch.sort(probabilities, descending=True, stable=True)
         # A token stays in the nucleus while the mass before it is below top_p, so the first one always stays.
         ordered[ordered.cumsum(0) - ordered >= sampling.top_p] = 0
@@ -79,6 +82,8 @@ class TextAssembler:
     """Turns token ids into text pieces: holds back incomplete characters and possible beginnings of stop strings."""
 
     def __init__(self, to_text: Callable[[list[int]], str], stop_ids: frozenset[int], stop: Sequence[str] = ()) -> None:
+        if isinstance(stop, str):
+            raise OptionError(f"stop is the string {stop!r}; expected a list of strings")
         if any(not s for s in stop):
             raise OptionError("a stop string is empty; expected non-empty strings")
         self._to_text = to_text
@@ -102,7 +107,8 @@ class TextAssembler:
             self.text = whole[: min(found)]
             return self._emit(len(self.text))
         self.text = whole
-        return self._emit(len(whole) - max(self._undecided(whole), self._open_stop(whole)))
+        certain = whole.rstrip("\ufffd")  # half of a character decodes to U+FFFD; the next token may still change it
+        return self._emit(len(certain) - self._open_stop(certain))
 
     def finish(self) -> str:
         """Everything held back; the answer is `text`."""
@@ -118,10 +124,6 @@ class TextAssembler:
         piece = self.text[self._sent : max(upto, self._sent)]
         self._sent += len(piece)
         return piece
-
-    def _undecided(self, text: str) -> int:
-        """Characters at the end that the next token may still change: half of a character decodes to U+FFFD."""
-        return len(text) - len(text.rstrip("�"))
 
     def _open_stop(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""

@@ -16,7 +16,7 @@ from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError, StoreError
 from infoflow_kv.methods import Method, find_method
 from infoflow_kv.models import LanguageModel, RotaryTables
-from infoflow_kv.positions import GEOMETRIES, assemble, request_tables, reserve
+from infoflow_kv.positions import assemble, request_tables, reserve
 from infoflow_kv.prefilling import identify, prefill
 from infoflow_kv.records import (
     AddReport,
@@ -80,7 +80,7 @@ class Engine:
         self.method = find_method(method)
         self.budget = check_budget(budget)
         self.layers = layer_set(model.layers or "relative" if layers == "auto" else layers, model.num_layers)
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens = check_chunk_tokens(chunk_tokens, model.window_tokens)
         if head_policy not in HEAD_POLICIES:
             raise OptionError(f"head policy '{head_policy}' is not one of {', '.join(HEAD_POLICIES)}")
         self.head_policy = head_policy
@@ -89,7 +89,7 @@ class Engine:
         self.template = render(model.tokenizer, instruction=instruction, system=system)
         # The head depends on neither question nor documents: any prompt shows it.
         self.head_ids = layout("?", (), self.template, self.encoder).head_ids
-        self._reported_store_error = False
+        self._logged_store_error = False
 
     # ---- offline ----
 
@@ -102,7 +102,7 @@ class Engine:
         if self.store is None:
             raise OptionError("this engine has no store to add documents to; give Engine(store=...)")
         start = time.perf_counter()
-        given = [as_document(d) for d in documents]
+        given = [as_document(d) for d in listed(documents)]
         chunks = [c for d in given for c in self.split(d)]
         cached = prefilled = 0
         head: ChunkKV | None = None
@@ -111,7 +111,7 @@ class Engine:
             if self.store.contains(identity):  # verified when it is read
                 cached += 1
             else:
-                head = head or self._head(store=self.store)
+                head = head or self._head()[0]
                 self.store.put(prefill(self.model, identity, self._behind(head)))
                 prefilled += chunk.num_tokens
             if on_progress is not None:
@@ -183,6 +183,7 @@ class Engine:
             raise OptionError(f"max_new_tokens {max_new_tokens!r} is not a whole number of at least 1")
         assembler = TextAssembler(self.model.text, self.model.stop_ids, stop)
         prompt = self.prompt(question, documents)
+        self._check_regime(prompt.num_tokens, max_new_tokens)
         run = self.run(prompt, method=method, budget=budget, num_new=max_new_tokens, seed=sampling.seed)
         first = 0.0
         tokens = decode(
@@ -201,7 +202,7 @@ class Engine:
 
     def prompt(self, question: str, documents: Documents) -> Prompt:
         """The token ids of a request, the same for every method."""
-        chunks = [c for d in documents for c in self.split(d)]
+        chunks = [c for d in listed(documents) for c in self.split(d)]
         return layout(question, chunks, self.template, self.encoder)
 
     def run(
@@ -219,6 +220,8 @@ class Engine:
         `forced_ids`: a continuation that is fed as further prompt rows *after* selection (teacher forcing); the logits
         then are those after the prompt and after each forced token.
         """
+        if prompt.head_ids != self.head_ids:
+            raise OptionError("the prompt was made by an engine with another chat header; use this engine's prompt()")
         chosen = self.method if method is None else find_method(method)
         share = self.budget if budget is None else check_budget(budget)
         num_new = max(num_new, len(forced_ids) + 1)
@@ -232,7 +235,7 @@ class Engine:
         num_slots = prompt.num_tokens + num_new
 
         clock = Clock()
-        parts, cached, prefilled = self._parts(prompt, chosen)
+        parts, cached, prefilled, unstored = self._parts(prompt, chosen)
         clock.mark("load")
         if chosen.reuse:
             context = assemble(
@@ -264,14 +267,25 @@ class Engine:
             score_seconds=clock["score"],
             repair_seconds=clock["repair"],
         )
-        return Run(prompt, chosen, context, rotary, selection, logits, usage, timings)
+        return Run(prompt, chosen, context, rotary, selection, logits, usage, timings, unstored)
 
     # ---- steps ----
 
-    def _parts(self, prompt: Prompt, chosen: Method) -> tuple[list[ChunkKV], int, int]:
-        """KV of the head and of every chunk in order; how many chunks were stored; how many tokens were not."""
+    def _check_regime(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        """OptionError where new tokens would cross from longrope's short to its long frequencies: all keys before would
+        have to be rotated anew, as Transformers does by starting over."""
+        longest = prompt_tokens + max_new_tokens
+        if self.model.rotates_anew and self.model.rope_regime(prompt_tokens) != self.model.rope_regime(longest):
+            raise OptionError(
+                f"{prompt_tokens} prompt tokens and {max_new_tokens} new ones cross the length at which this model "
+                "changes its rotary frequencies (longrope); ask for fewer new tokens, or give more documents"
+            )
+
+    def _parts(self, prompt: Prompt, chosen: Method) -> tuple[list[ChunkKV], int, int, int]:
+        """KV of the head and of every chunk in order; how many chunks were stored; how many tokens had no stored KV;
+        how many new chunks the store did not take."""
         if not chosen.reuse:
-            return [], 0, prompt.context_tokens
+            return [], 0, prompt.context_tokens, 0
         identities = [self.identify(chunk) for chunk in prompt.chunks]
         wanted = list(dict.fromkeys(identities))
         found: dict[ChunkIdentity, ChunkKV] = {}
@@ -279,41 +293,45 @@ class Engine:
             loaded = load_many(self.store, wanted)
             found = {identity: kv for identity, kv in zip(wanted, loaded, strict=True) if kv is not None}
         stored = set(found)
-        head = self._head(store=self.store)
+        head, prefilled = self._head()
+        unstored = 0
         for identity in wanted:
             if identity not in found:
                 found[identity] = prefill(self.model, identity, self._behind(head))
-                self._put(found[identity])
+                unstored += not self._put(found[identity])
         parts = ([head] if head is not None else []) + [found[identity] for identity in identities]
         cached = sum(identity in stored for identity in identities)
         # A chunk that stands in the request twice is prefilled once.
-        prefilled = sum(len(identity.token_ids) for identity in wanted if identity not in stored)
-        return parts, cached, prefilled
+        prefilled += sum(len(identity.token_ids) for identity in wanted if identity not in stored)
+        return parts, cached, prefilled, unstored
 
-    def _head(self, store: ChunkStore | None) -> ChunkKV | None:
-        """The KV of the chat header, stored like a chunk of its own; None where the template has none."""
+    def _head(self) -> tuple[ChunkKV | None, int]:
+        """The KV of the chat header (None where the template has none), and how many of its tokens were not stored."""
         if not self.head_ids:
-            return None
+            return None, 0
         identity = self.identify_head()
-        found = store.get(identity) if store is not None else None
-        if found is None:
-            found = prefill(self.model, identity)
-            self._put(found)
-        return found
+        found = self.store.get(identity) if self.store is not None else None
+        if found is not None:
+            return found, 0
+        found = prefill(self.model, identity)
+        self._put(found)
+        return found, found.num_tokens
 
     def _behind(self, head: ChunkKV | None) -> ChunkKV | None:
         return head if self.head_policy == "head" else None
 
-    def _put(self, chunk: ChunkKV) -> None:
-        """Stores a chunk; a store that cannot be written never fails a request, and is reported once."""
+    def _put(self, chunk: ChunkKV) -> bool:
+        """Whether the chunk is stored now, where it should be; a store that takes nothing never fails a request."""
         if self.store is None:
-            return
+            return True
         try:
             self.store.put(chunk)
         except StoreError as error:
-            if not self._reported_store_error:
+            if not self._logged_store_error:
                 logger.warning("chunks are used but not stored: %s", error)
-            self._reported_store_error = True
+            self._logged_store_error = True
+            return False
+        return True
 
     def _exact_tokens(self, prompt: Prompt, parts: Sequence[ChunkKV], length: int) -> int:
         """Leading tokens whose KV is what full prefill gives: the head, and the first chunk if it was prefilled behind
@@ -341,13 +359,12 @@ class Engine:
             return nothing
         if count == context.reusable_tokens:  # everything: no scores needed
             return Selection(torch.arange(context.exact_tokens, context.num_tokens, device=self.model.device))
-        assert chosen.geometry in GEOMETRIES
         scene = Scene(self.model, context, suffix, tables, seed)
         return take(chosen.selector(self.layers).score(scene), budget, context)
 
     def _result(self, run: Run, assembler: TextAssembler, timings: Timings) -> Answer:
         assert assembler.reason is not None
-        notices = ("the store could not be written; see the log",) if self._reported_store_error else ()
+        notices = (f"{run.unstored} chunks could not be stored; see the log",) if run.unstored else ()
         return Answer(
             text=assembler.text.strip(),
             method=run.method.name,
@@ -360,6 +377,22 @@ class Engine:
             selection=run.selection,
             notices=notices,
         )
+
+
+def check_chunk_tokens(chunk_tokens: int, window_tokens: int) -> int:
+    """The longest chunk itself; OptionError if no request could ever use a chunk of that length."""
+    if isinstance(chunk_tokens, bool) or not isinstance(chunk_tokens, int) or not 8 <= chunk_tokens < window_tokens:
+        raise OptionError(
+            f"chunk_tokens {chunk_tokens!r} is not a whole number from 8 to below the window of {window_tokens}"
+        )
+    return chunk_tokens
+
+
+def listed(documents: Documents) -> Documents:
+    """The documents themselves; OptionError for a bare string or Document, which would be taken apart silently."""
+    if isinstance(documents, (str, Document)):
+        raise OptionError(f"documents is one {type(documents).__name__}; expected a list of them: [document]")
+    return documents
 
 
 def as_document(given: Document | str) -> Document:

@@ -127,7 +127,8 @@ def one_chunk(subject: Subject) -> tuple[float, float, str]:
 def store_round_trip(subject: Subject) -> tuple[float, float, str]:
     """A chunk read from memory and from disk is bit for bit the one that was computed."""
     engine = subject.engine()
-    chunk = prefill(subject.model, engine.identify(subject.prompt.chunks[-1]), engine._head(None))
+    head = prefill(subject.model, engine.identify_head()) if engine.head_ids else None
+    chunk = prefill(subject.model, engine.identify(subject.prompt.chunks[-1]), head)
     differing = 0
     for store, reopened in (
         (memory := MemoryStore(), memory),
@@ -270,4 +271,4 @@ def difference(ours: "Tensor", theirs: "Tensor") -> float:
 
 def bits(tensor: "Tensor") -> "Tensor":
     """The raw bytes, so that NaN equals NaN and -0 differs from 0."""
-    return tensor.contiguous().view(torch.uint8)
+    return tensor.cpu().contiguous().view(torch.uint8)

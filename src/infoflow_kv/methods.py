@@ -1,4 +1,4 @@
-"""Method = geometry + selector + budget; the table of all methods. A new method is a row here."""
+"""Method = selector + whether chunks are reused; the table of all methods. A new method is a row here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,6 @@ class Method:
     source: str
     reuse: bool = True
     selector: SelectorFactory | None = None
-    geometry: str = "global"
 
 
 METHODS: dict[str, Method] = {

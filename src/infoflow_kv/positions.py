@@ -1,34 +1,15 @@
-"""Global position reconstruction: stored position-free chunks become one context at its RoPE positions."""
+"""Global position reconstruction: stored position-free chunks become one context at its RoPE positions.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+GLOBAL, as inference uses it: context 0..N-1 over all chunks, prompt N..N+M-1 (docs/method.md, section 2).
+"""
+
+from collections.abc import Sequence
 
 import torch
 
 from infoflow_kv.errors import ComputeError
 from infoflow_kv.models import LanguageModel, Rotary, RotaryTables
 from infoflow_kv.records import ChunkKV, Context, Prompt, Span
-from infoflow_kv.shapes import Int, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """RoPE positions (int64) of the context's tokens and of the prompt's."""
-
-    context: Int[Tensor, " context"]
-    prompt: Int[Tensor, " prompt"]
-
-
-def global_positions(spans: Sequence[Span], num_prompt: int) -> Positions:
-    """GLOBAL, as inference uses it: context 0..N-1 over all chunks, prompt N..N+M-1 (docs/method.md, section 2)."""
-    num_context = spans[-1].stop if spans else 0
-    return Positions(torch.arange(num_context), torch.arange(num_context, num_context + num_prompt))
-
-
-Geometry = Callable[[Sequence[Span], int], Positions]
-
-# Geometries are choices for *scoring*; repair and decode always use GLOBAL.
-GEOMETRIES: dict[str, Geometry] = {"global": global_positions}
 
 
 def lay_out(lengths: Sequence[int]) -> tuple[Span, ...]:

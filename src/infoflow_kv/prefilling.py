@@ -39,8 +39,9 @@ def prefill(model: LanguageModel, identity: ChunkIdentity, head: ChunkKV | None 
     if head is not None:
         head_tables = tables.at(slice(0, head_tokens))
         values[:, :, :head_tokens] = head.values
+        keys[:, :, :head_tokens] = head.keys  # a copy first: stored KV may be on another device
         for layer in range(model.num_layers):
-            keys[layer, :, :head_tokens] = head_tables.rotate_keys(layer, head.keys[layer])
+            keys[layer, :, :head_tokens] = head_tables.rotate_keys(layer, keys[layer, :, :head_tokens])
     raw_keys, _ = model.empty_slots(len(identity.token_ids))
 
     def keep(given: AttentionInput, _: Tensor) -> None:

@@ -24,6 +24,7 @@ class Run:
     logits: "Tensor"
     usage: Usage
     timings: Timings
+    unstored: int  # new chunks that the store did not take
 
 
 class Clock:

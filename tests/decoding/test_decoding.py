@@ -57,6 +57,16 @@ def test_the_length_limit_is_its_own_reason():
     assert assembler.reason == "length"
 
 
+def test_a_stop_string_that_ends_in_a_character_of_several_tokens_is_never_sent_in_part():
+    pieces, assembler = feed("one END→ two", ("END→",))
+    assert "".join(pieces) == assembler.text == "one "
+
+
+def test_a_tiny_temperature_is_greedy_not_a_crash():
+    logits = torch.tensor([1.0, 1.5, -3.0])
+    assert sampler(Sampling(1e-300))(logits) == 1
+
+
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(OptionError, match="stop string is empty"):
         TextAssembler(to_text, frozenset(), ("a", ""))
@@ -83,7 +93,15 @@ def test_top_p_keeps_the_smallest_nucleus():
 
 @pytest.mark.parametrize(
     "values",
-    [{"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.1}, {"top_p": float("nan")}],
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"seed": -1},
+        {"seed": 2**64},
+    ],
 )
 def test_sampling_values_outside_their_range_are_refused(values):
     with pytest.raises(OptionError, match="outside"):

@@ -21,11 +21,10 @@ def block(language: str, word: str) -> str:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "lease.txt").write_text(
-        "The lease of the old mill was signed by Ada Brook.\n", encoding="utf-8"
-    )
-    (tmp_path / "docs" / "end.md").write_text(
-        "# End\n\nThe lease of the old mill ends in May 2031.\n", encoding="utf-8"
+    lease = "The lease of the old mill was signed by Ada Brook. The lease ends in May 2031.\n"
+    (tmp_path / "docs" / "lease.txt").write_text(lease, encoding="utf-8")
+    (tmp_path / "docs" / "mill.md").write_text(
+        "# The mill\n\nThe old mill has two stones and a wheel.\n", encoding="utf-8"
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -35,7 +34,10 @@ def test_the_python_lines(folder):
     done = subprocess.run(
         [sys.executable, "-c", block("python", "ifk.Engine")], capture_output=True, text=True, check=True
     )
-    assert "Ada Brook" in done.stdout
+    assert done.stdout.strip()
+    line = ["ask", "Who signed the lease?", "docs/", "--no-store"]
+    asked = subprocess.run([sys.executable, "-m", "infoflow_kv", *line], capture_output=True, text=True, check=True)
+    assert asked.stdout == done.stdout  # a model of this size may be wrong, but both ways are the same way
 
 
 def test_the_command_lines(folder):
@@ -47,7 +49,7 @@ def test_the_command_lines(folder):
         done = subprocess.run([sys.executable, "-m", "infoflow_kv", *rest], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
-    assert "Ada Brook" in outputs[1]
+    assert outputs[1].strip()
     assert '"cached_chunks": 2' in outputs[2]
 
 

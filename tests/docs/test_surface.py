@@ -7,7 +7,8 @@ import infoflow_kv
 
 
 def test_all_names_are_sorted_and_there():
-    assert infoflow_kv.__all__ == sorted(infoflow_kv.__all__)
+    order = sorted(infoflow_kv.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert infoflow_kv.__all__ == order
     for name in infoflow_kv.__all__:
         assert getattr(infoflow_kv, name) is not None
     assert set(infoflow_kv._HOMES) == set(infoflow_kv.__all__)

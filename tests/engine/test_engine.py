@@ -29,7 +29,7 @@ def test_counts_of_a_cold_and_a_warm_request(model):
     warm = engine.answer(QUESTION, DOCUMENTS, 4).usage
     document_tokens = sum(c.num_tokens for d in DOCUMENTS for c in engine.split(d))
     assert cold.cached_chunks == 0
-    assert cold.prefilled_tokens == document_tokens
+    assert cold.prefilled_tokens == document_tokens + len(engine.head_ids)
     assert warm.cached_chunks == warm.chunks == cold.chunks
     assert warm.prefilled_tokens == 0
     first = engine.split(DOCUMENTS[0])[0].num_tokens
@@ -62,7 +62,7 @@ def test_a_document_given_twice_is_prefilled_once_and_placed_twice(model):
     engine = Engine(model, MemoryStore(), chunk_tokens=64)
     answer = engine.answer(QUESTION, [DOCUMENTS[0], DOCUMENTS[0]], 1, budget=1.0)
     once = sum(c.num_tokens for c in engine.split(DOCUMENTS[0]))
-    assert answer.usage.prefilled_tokens == once
+    assert answer.usage.prefilled_tokens == once + len(engine.head_ids)
     assert answer.usage.context_tokens == 2 * once + len(engine.head_ids)
     full = engine.run(engine.prompt(QUESTION, [DOCUMENTS[0], DOCUMENTS[0]]), method="full")
     again = engine.run(engine.prompt(QUESTION, [DOCUMENTS[0], DOCUMENTS[0]]), budget=1.0)
@@ -170,6 +170,55 @@ def test_max_new_tokens_must_be_a_positive_whole_number(model, value):
 def test_an_unknown_method_names_the_nearest(model):
     with pytest.raises(OptionError, match="did you mean 'infoflow'"):
         Engine(model, method="infoflw")
+
+
+def test_a_bare_string_is_never_taken_apart(model):
+    engine = Engine(model, MemoryStore())
+    for one in ("Ada keeps it.", DOCUMENTS[0]):
+        with pytest.raises(OptionError, match="expected a list"):
+            engine.answer(QUESTION, one, 2)
+        with pytest.raises(OptionError, match="expected a list"):
+            engine.add(one)
+    with pytest.raises(OptionError, match="expected a list"):
+        engine.answer(QUESTION, DOCUMENTS, 2, stop="END")
+
+
+def test_a_prompt_of_another_engine_is_refused(model):
+    prompt = Engine(model, instruction="Be brief.").prompt(QUESTION, DOCUMENTS)
+    with pytest.raises(OptionError, match="another chat header"):
+        Engine(model).run(prompt)
+
+
+@pytest.mark.parametrize("value", [0, 7, 2048, 10**9, 64.0, True])
+def test_chunks_that_no_request_could_use_are_refused(model, value):
+    with pytest.raises(OptionError, match="chunk_tokens"):
+        Engine(model, chunk_tokens=value)
+
+
+def test_the_notice_of_a_failed_write_belongs_to_its_request(model):
+    class FailsOnce(MemoryStore):
+        failed = False
+
+        def put(self, chunk):
+            if not self.failed and chunk.identity.head_ids:
+                self.failed = True
+                raise StoreError("no space left on device")
+            super().put(chunk)
+
+    engine = Engine(model, FailsOnce(), chunk_tokens=64)
+    assert engine.answer(QUESTION, DOCUMENTS, 1).notices
+    assert not engine.answer(QUESTION, DOCUMENTS, 1).notices
+
+
+def test_longrope_never_decodes_across_its_change_of_frequencies():
+    longrope = wrap(tiny.hf_model("phi3-longrope"), tiny.tokenizer(), "tiny")
+    engine = Engine(longrope, chunk_tokens=64)
+    short = [Document(text="Boat 1 carries 4 nets.")]
+    tokens = engine.prompt("Boats?", short).num_tokens
+    assert tokens < 120
+    engine.answer("Boats?", short, 120 - tokens)
+    with pytest.raises(OptionError, match="longrope"):
+        engine.answer("Boats?", short, 300)
 
 
 def test_streamed_pieces_join_to_the_answer_and_stop_strings_end_it(model):

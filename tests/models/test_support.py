@@ -78,6 +78,24 @@ def test_wrong_positions_are_caught_by_numbers_not_by_names(monkeypatch):
     assert not hf.get_decoder().rotary_emb._forward_hooks
 
 
+def test_nan_is_never_a_small_error(monkeypatch):
+    from infoflow_kv.models import probe
+
+    monkeypatch.setattr(probe, "run", lambda hf, ids, *_: torch.full((len(ids), 400), float("nan")))
+    monkeypatch.setattr(
+        probe, "rotated_layers", lambda hf, windows: probe.Seen((True,) * 4, [((4, 16), (2, 16), (2, 16))] * 4, False)
+    )
+    with pytest.raises(UnsupportedModelError, match="by inf"):
+        wrap(tiny.hf_model("llama"), tiny.tokenizer(), "llama")
+
+
+def test_a_model_is_wrapped_once():
+    hf = tiny.hf_model("llama")
+    wrap(hf, tiny.tokenizer(), "llama")
+    with pytest.raises(UnsupportedModelError, match="held by another LanguageModel"):
+        wrap(hf, tiny.tokenizer(), "llama")
+
+
 def test_a_wrapped_model_cannot_be_called_directly():
     hf = tiny.hf_model("llama")
     wrap(hf, tiny.tokenizer(), "llama")

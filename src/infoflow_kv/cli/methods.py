@@ -17,7 +17,7 @@ def methods(as_json: options.Json = False) -> int:
 
     if as_json:
         for m in METHODS.values():
-            emit_json({"name": m.name, "rule": m.rule, "source": m.source, "reuse": m.reuse, "geometry": m.geometry})
+            emit_json({"name": m.name, "rule": m.rule, "source": m.source, "reuse": m.reuse})
     else:
         emit_table(("method", "rule", "source"), [(m.name, m.rule, m.source) for m in METHODS.values()])
     return 0

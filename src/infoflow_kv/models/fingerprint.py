@@ -12,8 +12,8 @@ from infoflow_kv.shapes import Tensor
 def weights_fingerprint(hf: Any) -> str:
     """SHA-256 (hex) over name, dtype, shape and bytes of every parameter and persistent buffer, as loaded.
 
-    The tensors themselves are hashed, not the files: another file under the same path, a merged adapter or an edit in
-    place all change it (bug kinds K02, K03, K06). Two threads; SHA-256 releases the GIL.
+    The tensors themselves are hashed, not the files: other contents under the same path or name, a merged adapter or
+    another conversion all change it. Two threads; SHA-256 releases the GIL.
     """
     tensors = sorted(hf.state_dict().items())
     with ThreadPoolExecutor(max_workers=2) as pool:

@@ -42,7 +42,7 @@ def load(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     target = torch_device(device)
-    if dtype != "float32" and target.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if dtype != "float32" and target.type == "cpu" and not quick_on_cpu(dtype):
         logger.warning(
             "%s is many times slower than float32 on this processor, which has no instructions for it", dtype
         )
@@ -93,9 +93,19 @@ def torch_device(device: str) -> torch.device:
         raise OptionError(
             f"device '{device}' was asked for, but torch {torch.__version__} sees no CUDA device; use cpu"
         )
+    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"device '{device}' was asked for, but there are {torch.cuda.device_count()} CUDA devices")
     if target.type not in ("cpu", "cuda"):
         raise OptionError(f"device '{device}' is not supported; expected cpu, cuda or cuda:N")
     return target
+
+
+def quick_on_cpu(dtype: str) -> bool:
+    """Whether this processor multiplies 16-bit matrices by instructions of its own."""
+    if not torch._C._has_mkldnn:
+        return False
+    ops = torch.ops.mkldnn
+    return bool(ops._is_mkldnn_bf16_supported() if dtype == "bfloat16" else ops._is_mkldnn_fp16_supported())
 
 
 def find(name: str, progress: Callable[[str], None]) -> str:

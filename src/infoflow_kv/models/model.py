@@ -37,7 +37,7 @@ class LanguageModel:
         self.head_dim = support.head_dim
         self.window_tokens = window_tokens(hf.config)
         self.stop_ids = stop_ids(hf, tokenizer)
-        self._versions = -1
+        self._versions: tuple[tuple[int, int], ...] = ()
         self._weights = ""
         self._regime = lru_cache(maxsize=4096)(lambda length: self.rotary().fingerprint(length))
 
@@ -47,14 +47,20 @@ class LanguageModel:
         return str(self._hf.config.model_type)
 
     @property
+    def rotates_anew(self) -> bool:
+        """Whether all keys must be rotated anew once a sequence outgrows a length (longrope)."""
+        return self._support.rotates_anew
+
+    @property
     def needs_eager(self) -> bool:
         """Whether plain Transformers can run this model exactly only in its eager attention (softcap, sinks)."""
         return self._support.needs_eager
 
     @property
     def identity(self) -> ModelIdentity:
-        """What decides the KV of this model. The weights are hashed anew when they were changed in place."""
-        versions = sum(p._version for p in self._hf.parameters())
+        """What decides the KV of this model. The weights are hashed anew when a parameter was replaced or changed in
+        place; a write through `.data` leaves no trace in torch, so load the model again after merging an adapter."""
+        versions = tuple((p.data_ptr(), p._version) for p in self._hf.parameters())
         if versions != self._versions:
             self._weights, self._versions = weights_fingerprint(self._hf), versions
         return ModelIdentity(

@@ -6,6 +6,7 @@ attention at two places, also cut in two chunks.
 """
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from infoflow_kv.models.rotary import (
     apply_function,
     apply_partly,
     find_rotary,
+    is_longrope,
     is_stateful,
     takes_layer_type,
 )
@@ -46,6 +48,7 @@ class Support:
     rotated_layers: tuple[bool, ...]
     windows: tuple[int | None, ...]
     length_matters: bool
+    rotates_anew: bool
     needs_eager: bool
     max_error: float
 
@@ -94,6 +97,8 @@ def refuse(hf: Any, reason: str) -> UnsupportedModelError:
 def declared(hf: Any) -> None:
     """Refusals that need no arithmetic."""
     config = hf.config
+    if config._attn_implementation == hooks.IMPLEMENTATION:
+        raise refuse(hf, "it is held by another LanguageModel already; load it again")
     if getattr(config, "is_encoder_decoder", False):
         raise refuse(hf, "it is an encoder-decoder model; a decoder-only model is needed")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -143,7 +148,8 @@ def measure(hf: Any, rotary_module: torch.nn.Module, attentions: dict[int, torch
         if error <= TOLERANCE[hf.dtype]:
             return Support(
                 num_layers, num_heads, num_kv_heads, head_dim, rotary_module, candidate,
-                layer_types, rotated, windows, is_stateful(rotary_module), seen.needs_eager, error,
+                layer_types, rotated, windows, is_stateful(rotary_module), is_longrope(rotary_module),
+                seen.needs_eager, error,
             )  # fmt: skip
     raise refuse(
         hf,
@@ -236,7 +242,10 @@ def try_rotation(
             return float("inf")
         with torch.inference_mode():
             theirs = plain(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0].float()
-        worst = max(worst, float((ours - theirs).abs().max() / theirs.abs().max()))
+        error = float((ours - theirs).abs().max() / theirs.abs().max())
+        if not math.isfinite(error):  # NaN compares as smaller than anything
+            return float("inf")
+        worst = max(worst, error)
     return worst
 
 

@@ -106,6 +106,7 @@ class Rotary:
         """cos and sin at these positions, in the regime of the largest position seen by this object."""
         # `forward` itself, not the module call: the call would run the identity hook.
         forward = type(self._module).forward
+        positions = positions.to(self._like.device)
         with torch.no_grad():
             tables: dict[str | None, tuple[Tensor, Tensor]] = {}
             for layer_type in dict.fromkeys(self._layer_types):
@@ -129,9 +130,18 @@ class Rotary:
 
 def is_stateful(module: torch.nn.Module) -> bool:
     """Whether the module's frequencies depend on the length of the sequence."""
+    return is_longrope(module) or any("dynamic" in name for name in rope_types(module))
+
+
+def is_longrope(module: torch.nn.Module) -> bool:
+    """Whether the module changes from short to long frequencies at one length."""
+    return "longrope" in rope_types(module)
+
+
+def rope_types(module: torch.nn.Module) -> list[str]:
+    """The module's RoPE types, one for each layer type that has its own."""
     kinds = getattr(module, "rope_type", "default")
-    names = kinds.values() if isinstance(kinds, dict) else [kinds]
-    return any("dynamic" in str(name) or str(name) == "longrope" for name in names)
+    return [str(name) for name in (kinds.values() if isinstance(kinds, dict) else [kinds])]
 
 
 def takes_layer_type(module: torch.nn.Module) -> bool:

@@ -16,7 +16,7 @@ from infoflow_kv.shapes import Float, Int, Tensor
 class Scene:
     """All that a selector may look at: the model, the assembled context, the prompt rows and their rotary tables.
 
-    `rotary` covers context and prompt under the scoring geometry, slot by slot. `seed` is the request's.
+    `rotary` covers context and prompt at their global positions, slot by slot. `seed` is the request's.
     """
 
     model: LanguageModel
