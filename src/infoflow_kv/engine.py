@@ -383,7 +383,7 @@ def check_chunk_tokens(chunk_tokens: int, window_tokens: int) -> int:
     """The longest chunk itself; OptionError if no request could ever use a chunk of that length."""
     if isinstance(chunk_tokens, bool) or not isinstance(chunk_tokens, int) or not 8 <= chunk_tokens < window_tokens:
         raise OptionError(
-            f"chunk_tokens {chunk_tokens!r} is not a whole number from 8 to below the window of {window_tokens}"
+            f"chunk_tokens is {chunk_tokens!r}; expected at least 8 and less than the window of {window_tokens}"
         )
     return chunk_tokens
 
