@@ -72,7 +72,8 @@ docs: setup
 
 bench: setup
 	$(VENV)/bin/python benchmarks/ttft.py $(ARGS)
-	$(VENV)/bin/python benchmarks/fidelity.py $(ARGS)
+	@test -n "$(INFOFLOW_DATA)" || echo 'fidelity needs real questions: set INFOFLOW_DATA to their folder' >&2
+	test -z "$(INFOFLOW_DATA)" || $(VENV)/bin/python benchmarks/fidelity.py --data "$(INFOFLOW_DATA)/musique/musique.chunks.jsonl"
 
 clean:
 	rm -rf $(VENV) $(COMPAT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

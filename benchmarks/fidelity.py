@@ -88,6 +88,7 @@ def main() -> None:
                     "environment": record,
                 }
                 out.write(json.dumps(line) + "\n")
+            out.flush()  # an interrupted run keeps what it has
             seconds = time.perf_counter() - start
             print(f"{number}/{len(items)} N={prompt.context_tokens} {seconds:.1f} s", file=sys.stderr, flush=True)
     names = ("KL first", "KL continued", "JS first", "JS continued")

@@ -44,7 +44,7 @@ def load(
     target = torch_device(device)
     if dtype != "float32" and target.type == "cpu" and not quick_on_cpu(dtype):
         logger.warning(
-            "%s is many times slower than float32 on this processor, which has no instructions for it", dtype
+            "%s is several times slower than float32 on this processor, which has no instructions for it", dtype
         )
     text = str(name)
     folder = find(text, progress or logger.info)
