@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infoflow_kv.chunking import TextEncoder, layout, render, split
+from infoflow_kv.chunking import MIN_CHUNK_TOKENS, TextEncoder, layout, render, split
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError, StoreError
 from infoflow_kv.methods import Method, find_method
@@ -102,7 +102,7 @@ class Engine:
         if self.store is None:
             raise OptionError("this engine has no store to add documents to; give Engine(store=...)")
         start = time.perf_counter()
-        given = [as_document(d) for d in listed(documents)]
+        given = listed(documents)
         chunks = [c for d in given for c in self.split(d)]
         cached = prefilled = 0
         head: ChunkKV | None = None
@@ -381,18 +381,17 @@ class Engine:
 
 def check_chunk_tokens(chunk_tokens: int, window_tokens: int) -> int:
     """The longest chunk itself; OptionError if no request could ever use a chunk of that length."""
-    if isinstance(chunk_tokens, bool) or not isinstance(chunk_tokens, int) or not 8 <= chunk_tokens < window_tokens:
-        raise OptionError(
-            f"chunk_tokens is {chunk_tokens!r}; expected at least 8 and less than the window of {window_tokens}"
-        )
+    if type(chunk_tokens) is not int or not MIN_CHUNK_TOKENS <= chunk_tokens < window_tokens:
+        wanted = f"at least {MIN_CHUNK_TOKENS} and less than the window of {window_tokens}"
+        raise OptionError(f"chunk_tokens is {chunk_tokens!r}; expected {wanted}")
     return chunk_tokens
 
 
-def listed(documents: Documents) -> Documents:
-    """The documents themselves; OptionError for a bare string or Document, which would be taken apart silently."""
+def listed(documents: Documents) -> list[Document]:
+    """The documents as Documents; OptionError for a bare string or Document, which would be taken apart silently."""
     if isinstance(documents, (str, Document)):
         raise OptionError(f"documents is one {type(documents).__name__}; expected a list of them: [document]")
-    return documents
+    return [as_document(document) for document in documents]
 
 
 def as_document(given: Document | str) -> Document:
