@@ -1,9 +1,8 @@
 """The engine: the only file that knows the order of the phases.
 
-documents → chunks → (store | prefill) → assemble → score → take → repair with the prompt rows → decode
+documents → chunks → (store | prefill) → [reorder] → assemble → choose → repair with the prompt rows → decode
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -11,20 +10,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infoflow_kv.choosing import Choice, Request, choose, order_chunks, permuted
 from infoflow_kv.chunking import MIN_CHUNK_TOKENS, TextEncoder, layout, render, split
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
-from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError, StoreError
-from infoflow_kv.methods import Method, find_method
-from infoflow_kv.models import LanguageModel, RotaryTables
+from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
+from infoflow_kv.models import LanguageModel
 from infoflow_kv.positions import assemble, request_tables, reserve
-from infoflow_kv.prefilling import identify, prefill
+from infoflow_kv.prefilling import NEIGHBOUR
+from infoflow_kv.recipes import Recipe, change, make_recipe
 from infoflow_kv.records import (
     AddReport,
     Answer,
     Chunk,
     ChunkIdentity,
-    ChunkKV,
-    Context,
     Document,
     Piece,
     Prompt,
@@ -34,13 +32,11 @@ from infoflow_kv.records import (
 )
 from infoflow_kv.repairing import repair
 from infoflow_kv.runs import Clock, Run, chunk_reports
-from infoflow_kv.select import Scene, check_budget, layer_set, num_selected, take
-from infoflow_kv.store import ChunkStore, load_many
+from infoflow_kv.store import ChunkStore
+from infoflow_kv.supply import Parts, Supply
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-logger = logging.getLogger(__name__)
 
 INSTRUCTION = "Answer the question using the documents."
 HEAD_POLICIES = ("head", "none")
@@ -51,10 +47,13 @@ class Engine:
     """Answers questions over documents from stored chunk KV.
 
     `store`: where chunk KV is kept; None keeps nothing between requests. `method`: a name of `METHODS`. `budget`:
-    share (0..1) of the reusable tokens that is recomputed. `layers`: the layer set of the scores (`all`, `relative`,
-    `22-25`; `auto` is the one measured for this model, else `relative`). `chunk_tokens`: longest chunk. `head_policy`:
-    `head` prefills chunks behind the chat header, `none` alone. `namespace`: tenant; KV is never reused across
-    namespaces.
+    share (0..1) of the reusable tokens that is recomputed, or `auto[:P]` for as many as cover the share P of the
+    predicted influence, `budget_max` of all at most. `layers`: the layer set of the scores (`all`, `relative`,
+    `22-25`; `auto` is the one measured for this model, else `relative`). `geometry`: RoPE positions while scoring, a
+    name of `GEOMETRIES`. `reorder`: put the chunks that matter most next to the question. `chunk_floor`, `chunk_cap`:
+    share of the budget that is spread over all chunks first, and the most that one chunk gets of it. `repair_layers`:
+    layers whose stored KV is replaced (an ablation). `chunk_tokens`: longest chunk. `head_policy`: `head` prefills
+    chunks behind the chat header, `none` alone. `namespace`: tenant; KV is never reused across namespaces.
 
     Raises OptionError for anything outside its range. Safe to share between threads.
 
@@ -67,19 +66,36 @@ class Engine:
         model: LanguageModel,
         store: ChunkStore | None = None,
         method: str = "infoflow",
-        budget: float = 0.15,
+        budget: float | str = 0.15,
         layers: str = "auto",
         chunk_tokens: int = 512,
         head_policy: str = "head",
         namespace: str = "public",
         instruction: str = INSTRUCTION,
         system: str | None = None,
+        *,
+        budget_max: float | None = None,
+        geometry: str = "GLOBAL",
+        reorder: bool = False,
+        chunk_floor: float = 0.0,
+        chunk_cap: float = 1.0,
+        repair_layers: str = "all",
     ) -> None:
         self.model = model
         self.store = store
-        self.method = find_method(method)
-        self.budget = check_budget(budget)
-        self.layers = layer_set(model.layers or "relative" if layers == "auto" else layers, model.num_layers)
+        self.recipe = make_recipe(
+            model,
+            method,
+            budget,
+            budget_max=budget_max,
+            layers=layers,
+            geometry=geometry,
+            reorder=reorder,
+            chunk_floor=chunk_floor,
+            chunk_cap=chunk_cap,
+            repair_layers=repair_layers,
+        )
+        self._layers = layers
         self.chunk_tokens = check_chunk_tokens(chunk_tokens, model.window_tokens)
         if head_policy not in HEAD_POLICIES:
             raise OptionError(f"head policy '{head_policy}' is not one of {', '.join(HEAD_POLICIES)}")
@@ -89,7 +105,14 @@ class Engine:
         self.template = render(model.tokenizer, instruction=instruction, system=system)
         # The head depends on neither question nor documents: any prompt shows it.
         self.head_ids = layout("?", (), self.template, self.encoder).head_ids
-        self._logged_store_error = False
+        self._supply = Supply(
+            model,
+            store,
+            namespace,
+            self.head_ids,
+            behind_head=head_policy == "head",
+            neighbour_ids=self.encoder.content(NEIGHBOUR)[0],
+        )
 
     # ---- offline ----
 
@@ -105,15 +128,11 @@ class Engine:
         given = listed(documents)
         chunks = [c for d in given for c in self.split(d)]
         cached = prefilled = 0
-        head: ChunkKV | None = None
+        measure = "sensitivity" in self.recipe.method.needs
         for done, chunk in enumerate(chunks, start=1):
-            identity = self.identify(chunk)
-            if self.store.contains(identity):  # verified when it is read
-                cached += 1
-            else:
-                head = head or self._head()[0]
-                self.store.put(prefill(self.model, identity, self._behind(head)))
-                prefilled += chunk.num_tokens
+            new = self._supply.add(chunk, measure)
+            cached += not new
+            prefilled += new
             if on_progress is not None:
                 on_progress(done, len(chunks))
         return AddReport(
@@ -131,12 +150,11 @@ class Engine:
 
     def identify(self, chunk: Chunk) -> ChunkIdentity:
         """The identity under which this engine stores and finds a chunk."""
-        head_ids = self.head_ids if self.head_policy == "head" else ()
-        return identify(self.model, chunk.token_ids, head_ids, self.namespace)
+        return self._supply.identify(chunk)
 
     def identify_head(self) -> ChunkIdentity:
         """The identity of the chat header, which is stored like a chunk of its own."""
-        return identify(self.model, self.head_ids, (), self.namespace)
+        return self._supply.identify_head()
 
     # ---- online ----
 
@@ -147,7 +165,7 @@ class Engine:
         max_new_tokens: int = 64,
         *,
         method: str | None = None,
-        budget: float | None = None,
+        budget: float | str | None = None,
         stop: Sequence[str] = (),
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     ) -> Answer:
@@ -167,7 +185,7 @@ class Engine:
         max_new_tokens: int = 64,
         *,
         method: str | None = None,
-        budget: float | None = None,
+        budget: float | str | None = None,
         stop: Sequence[str] = (),
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     ) -> Iterator[Piece]:
@@ -210,64 +228,78 @@ class Engine:
         prompt: Prompt,
         *,
         method: str | None = None,
-        budget: float | None = None,
+        budget: float | str | None = None,
+        recipe: Recipe | None = None,
         num_new: int = 1,
         forced_ids: Sequence[int] = (),
         seed: int = 0,
+        truth: "Tensor | None" = None,
     ) -> Run:
         """One request up to the logits of its first new token.
 
-        `forced_ids`: a continuation that is fed as further prompt rows *after* selection (teacher forcing); the logits
-        then are those after the prompt and after each forced token.
+        `recipe`: instead of the engine's; `method` and `budget` change only these. `forced_ids`: a continuation that is
+        fed as further prompt rows *after* selection (teacher forcing); the logits then are those after the prompt and
+        after each forced token. `truth`: the values of a full prefill `[layers, kv_heads, context.., head_dim]`, for
+        the laboratory's oracle.
         """
         if prompt.head_ids != self.head_ids:
             raise OptionError("the prompt was made by an engine with another chat header; use this engine's prompt()")
-        chosen = self.method if method is None else find_method(method)
-        share = self.budget if budget is None else check_budget(budget)
+        recipe = change(recipe or self.recipe, self.model, method, budget, self._layers)
         num_new = max(num_new, len(forced_ids) + 1)
         if prompt.num_tokens + num_new > self.model.window_tokens:
             raise PromptTooLongError(prompt.num_tokens, num_new, self.model.window_tokens)
+        reuse = recipe.method.reuse
         rotary = self.model.rotary()
-        num_context = prompt.context_tokens
-        forced = len(forced_ids)
+        num_context, forced = prompt.context_tokens, len(forced_ids)
         num_rows = len(prompt.suffix_ids) + forced
         tables = request_tables(rotary, num_context, num_rows)
         num_slots = prompt.num_tokens + num_new
+        suffix = torch.tensor(prompt.suffix_ids, device=self.model.device)
 
         clock = Clock()
-        parts, cached, prefilled, unstored = self._parts(prompt, chosen)
+        parts = self._supply.parts(prompt) if reuse else Parts(None, (), 0, num_context, 0)
         clock.mark("load")
-        if chosen.reuse:
-            context = assemble(
-                self.model, parts, tables, num_slots, self._exact_tokens(prompt, parts, num_context + num_rows)
-            )
+        request = Request(self.model, self._supply, recipe, prompt, parts, suffix, seed, truth)
+        order = tuple(range(len(prompt.chunks)))
+        if reuse and recipe.reorder and len(order) > 1:
+            order = order_chunks(request)
+            prompt, parts = permuted(prompt, order), parts.reordered(order)
+            request = replace(request, prompt=prompt, parts=parts)
+        clock.mark("reorder")
+        if reuse:
+            exact = self._supply.exact_tokens(parts, num_context + num_rows)
+            context = assemble(self.model, parts.all, tables, num_slots, exact)
         else:
             context = reserve(self.model, prompt, num_slots)
         clock.mark("assemble")
-        suffix = torch.tensor(prompt.suffix_ids, device=self.model.device)
-        selection = self._select(chosen, share, context, suffix, tables, seed)
+        if reuse:
+            choice = choose(request, context, tables)
+        else:
+            choice = Choice(Selection(torch.arange(context.num_tokens, device=self.model.device)))
         clock.mark("score")
         rows = torch.cat([suffix, torch.tensor(forced_ids, dtype=suffix.dtype, device=suffix.device)])
-        logits = repair(self.model, context, selection, rows, tables, num_logits=1 + forced)
+        logits = repair(self.model, context, choice.selection, rows, tables, 1 + forced, choice.rule)
         clock.mark("repair")
 
+        selection = choice.after()
         usage = Usage(
             context_tokens=num_context,
             prompt_tokens=len(prompt.suffix_ids),
             chunks=len(prompt.chunks),
-            cached_chunks=cached,
-            reusable_tokens=context.reusable_tokens if chosen.reuse else 0,
-            recomputed_tokens=selection.num_tokens if chosen.reuse else 0,
-            prefilled_tokens=prefilled,
+            cached_chunks=parts.cached_chunks,
+            reusable_tokens=context.reusable_tokens if reuse else 0,
+            recomputed_tokens=selection.num_tokens if reuse else 0,
+            prefilled_tokens=parts.prefilled_tokens,
             new_tokens=0,
+            measured_tokens=choice.measured_tokens,
         )
         timings = Timings(
             load_seconds=clock["load"],
             assemble_seconds=clock["assemble"],
-            score_seconds=clock["score"],
+            score_seconds=clock["reorder"] + clock["score"],
             repair_seconds=clock["repair"],
         )
-        return Run(prompt, chosen, context, rotary, selection, logits, usage, timings, unstored)
+        return Run(prompt, recipe, order, context, rotary, selection, logits, usage, timings, parts.unstored)
 
     # ---- steps ----
 
@@ -281,90 +313,10 @@ class Engine:
                 "changes its rotary frequencies (longrope); ask for fewer new tokens, or give more documents"
             )
 
-    def _parts(self, prompt: Prompt, chosen: Method) -> tuple[list[ChunkKV], int, int, int]:
-        """KV of the head and of every chunk in order; how many chunks were stored; how many tokens had no stored KV;
-        how many new chunks the store did not take."""
-        if not chosen.reuse:
-            return [], 0, prompt.context_tokens, 0
-        identities = [self.identify(chunk) for chunk in prompt.chunks]
-        wanted = list(dict.fromkeys(identities))
-        found: dict[ChunkIdentity, ChunkKV] = {}
-        if self.store is not None:
-            loaded = load_many(self.store, wanted)
-            found = {identity: kv for identity, kv in zip(wanted, loaded, strict=True) if kv is not None}
-        stored = set(found)
-        head, prefilled = self._head()
-        unstored = 0
-        for identity in wanted:
-            if identity not in found:
-                found[identity] = prefill(self.model, identity, self._behind(head))
-                unstored += not self._put(found[identity])
-        parts = ([head] if head is not None else []) + [found[identity] for identity in identities]
-        cached = sum(identity in stored for identity in identities)
-        # A chunk that stands in the request twice is prefilled once.
-        prefilled += sum(len(identity.token_ids) for identity in wanted if identity not in stored)
-        return parts, cached, prefilled, unstored
-
-    def _head(self) -> tuple[ChunkKV | None, int]:
-        """The KV of the chat header (None where the template has none), and how many of its tokens were not stored."""
-        if not self.head_ids:
-            return None, 0
-        identity = self.identify_head()
-        found = self.store.get(identity) if self.store is not None else None
-        if found is not None:
-            return found, 0
-        found = prefill(self.model, identity)
-        self._put(found)
-        return found, found.num_tokens
-
-    def _behind(self, head: ChunkKV | None) -> ChunkKV | None:
-        return head if self.head_policy == "head" else None
-
-    def _put(self, chunk: ChunkKV) -> bool:
-        """Whether the chunk is stored now, where it should be; a store that takes nothing never fails a request."""
-        if self.store is None:
-            return True
-        try:
-            self.store.put(chunk)
-        except StoreError as error:
-            if not self._logged_store_error:
-                logger.warning("chunks are used but not stored: %s", error)
-            self._logged_store_error = True
-            return False
-        return True
-
-    def _exact_tokens(self, prompt: Prompt, parts: Sequence[ChunkKV], length: int) -> int:
-        """Leading tokens whose KV is what full prefill gives: the head, and the first chunk if it was prefilled behind
-        this very head; nothing of both if RoPE treats a sequence of the request's `length` otherwise."""
-        exact, before = 0, 0
-        regime = self.model.rope_regime(length)
-        expected: tuple[tuple[int, ...], ...] = ((), prompt.head_ids) if prompt.head_ids else ((),)
-        for part, head_ids in zip(parts, expected, strict=False):
-            if part.identity.head_ids != head_ids or part.identity.rope != regime or before != len(head_ids):
-                break
-            exact += part.num_tokens
-            before += part.num_tokens
-        return exact
-
-    def _select(
-        self, chosen: Method, budget: float, context: Context, suffix: "Tensor", tables: RotaryTables, seed: int
-    ) -> Selection:
-        if not chosen.reuse:
-            return Selection(torch.arange(context.num_tokens, device=self.model.device))
-        nothing = Selection(torch.empty(0, dtype=torch.int64, device=self.model.device))
-        if chosen.selector is None:
-            return nothing
-        count = num_selected(budget, context.reusable_tokens)
-        if count == 0:
-            return nothing
-        if count == context.reusable_tokens:  # everything: no scores needed
-            return Selection(torch.arange(context.exact_tokens, context.num_tokens, device=self.model.device))
-        scene = Scene(self.model, context, suffix, tables, seed)
-        return take(chosen.selector(self.layers).score(scene), budget, context)
-
     def _result(self, run: Run, assembler: TextAssembler, timings: Timings) -> Answer:
         assert assembler.reason is not None
-        notices = (f"{run.unstored} chunks could not be stored; see the log",) if run.unstored else ()
+        unstored = f"{run.unstored} chunks could not be stored; see the log" if run.unstored else ""
+        notices = tuple(notice for notice in (unstored, run.selection.reason) if notice)
         return Answer(
             text=assembler.text.strip(),
             method=run.method.name,

@@ -1,15 +1,25 @@
-"""Global position reconstruction: stored position-free chunks become one context at its RoPE positions.
+"""Position reconstruction: stored position-free chunks become one context at its RoPE positions.
 
-GLOBAL, as inference uses it: context 0..N-1 over all chunks, prompt N..N+M-1 (docs/method.md, section 2).
+GLOBAL, as inference uses it: context 0..N-1 over all chunks, prompt N..N+M-1 (docs/method.md, section 2). The other
+geometries are choices of origins for scoring only: repair and decoding always use GLOBAL.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from infoflow_kv.errors import ComputeError
+from infoflow_kv.errors import ComputeError, unknown_name
 from infoflow_kv.models import LanguageModel, Rotary, RotaryTables
 from infoflow_kv.records import ChunkKV, Context, Prompt, Span
+from infoflow_kv.shapes import Int, Tensor
+
+# name → where the context stands, where the prompt stands
+GEOMETRIES: dict[str, tuple[str, str]] = {
+    "GLOBAL": ("global", "tail"),
+    "HL-HP": ("head-local", "head"),
+    "HL-TP": ("head-local", "tail"),
+    "TL-TP": ("tail-local", "tail"),
+}
 
 
 def lay_out(lengths: Sequence[int]) -> tuple[Span, ...]:
@@ -19,6 +29,38 @@ def lay_out(lengths: Sequence[int]) -> tuple[Span, ...]:
         spans.append(Span(start, start + length))
         start += length
     return tuple(spans)
+
+
+def check_geometry(name: str) -> str:
+    """The geometry's name as it is written; OptionError with the nearest known one if there is none."""
+    found = {known.casefold(): known for known in GEOMETRIES}.get(str(name).casefold())
+    if found is None:
+        raise unknown_name("geometry", str(name), GEOMETRIES)
+    return found
+
+
+def scoring_positions(
+    geometry: str, head_tokens: int, lengths: Sequence[int], origin: int, num_prompt: int
+) -> Int[Tensor, " positions"]:
+    """RoPE positions of head, chunks and prompt while tokens are scored (docs/method.md, section 2).
+
+    `origin`: where a chunk stood in its own prefill (the head's length, or 0 if it was prefilled without one). The head
+    itself always stands at 0.
+
+    >>> scoring_positions("HL-TP", 0, [3, 2], 0, 2).tolist()
+    [0, 1, 2, 0, 1, 5, 6]
+    """
+    where, prompt_at = GEOMETRIES[check_geometry(geometry)]
+    total = head_tokens + sum(lengths)
+    parts = [torch.arange(head_tokens)]
+    start = head_tokens
+    for length in lengths:
+        first = {"global": start, "head-local": origin, "tail-local": total - length}[where]
+        parts.append(torch.arange(first, first + length))
+        start += length
+    first = total if prompt_at == "tail" else origin + max(lengths, default=0)
+    parts.append(torch.arange(first, first + num_prompt))
+    return torch.cat(parts)
 
 
 def request_tables(rotary: Rotary, num_context: int, num_prompt: int) -> RotaryTables:

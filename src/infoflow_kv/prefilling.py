@@ -1,11 +1,23 @@
-"""Chunk prefill: one chunk alone behind its head, its KV kept position-free."""
+"""Chunk prefill: one chunk alone behind its head, its KV kept position-free; and how far that KV moves in company."""
+
+from dataclasses import replace
 
 import torch
 
 from infoflow_kv.errors import ComputeError
 from infoflow_kv.models import AttentionInput, LanguageModel, forward_rows
 from infoflow_kv.records import ChunkIdentity, ChunkKV
-from infoflow_kv.shapes import Tensor
+from infoflow_kv.shapes import Float, Tensor
+
+# What stands before a chunk while its movement is measured. The same text for every chunk, so that the record depends
+# on nothing but model, head and chunk: no order of ingestion, no other tenant's document.
+NEIGHBOUR = (
+    "The harbour office keeps a book of every ship that came in since 1871. Captain Ines Duarte signed it twice in "
+    "March: once for the barque Elinor, which carried 340 barrels of pitch from Norrholm, and once for a smaller boat "
+    "whose name the clerk could not read. Her brother, an engineer in Tallis, drew the new crane on the east quay. "
+    "It was built in 1926 by the firm of Roth & Daughters, cost 18,500 crowns, and lifts nine tonnes. The council paid "
+    "half of it; the other half came from the fishermen's union, whose chairman at the time was Olaf Brandt.\n\n"
+)
 
 
 def identify(
@@ -54,3 +66,40 @@ def prefill(model: LanguageModel, identity: ChunkIdentity, head: ChunkKV | None 
     if not bool(torch.isfinite(raw_keys).all()) or not bool(torch.isfinite(own_values).all()):
         raise ComputeError("the model gave keys or values that are not finite; the chunk is not stored")
     return ChunkKV(identity=identity, keys=raw_keys, values=own_values)
+
+
+def identify_movement(model: LanguageModel, identity: ChunkIdentity, neighbour_ids: tuple[int, ...]) -> ChunkIdentity:
+    """The identity of the record of how far a chunk's KV moves behind `neighbour_ids`.
+
+    It is kept like a chunk: `head_ids` is what stood before it in the second prefill, head_dim is 1.
+    """
+    before = identity.head_ids + neighbour_ids
+    return replace(
+        identity,
+        model=replace(identity.model, head_dim=1, dtype="float16"),
+        rope=model.rope_regime(len(before) + len(identity.token_ids)),
+        head_ids=before,
+        quantisation="movement-1",
+    )
+
+
+def measure_movement(model: LanguageModel, chunk: ChunkKV, before: ChunkKV) -> ChunkKV:
+    """‖ΔK‖ and ‖ΔV‖ of each token, layer and K/V head between the chunk behind its head and behind `before`.
+
+    `before`: the KV of head and neighbour prefilled as one sequence; it is the same for all chunks of a head. keys
+    (before RoPE) and values of the result: float16 `[layers, kv_heads, tokens, 1]`. Costs one more chunk prefill.
+    """
+    head_ids = chunk.identity.head_ids
+    if before.identity.token_ids[: len(head_ids)] != head_ids:
+        raise ComputeError("the neighbour does not stand behind the head of the chunk")
+    identity = identify_movement(model, chunk.identity, before.identity.token_ids[len(head_ids) :])
+    moved = prefill(model, replace(chunk.identity, head_ids=identity.head_ids, rope=identity.rope), before)
+    return ChunkKV(identity, norm_of(moved.keys - chunk.keys), norm_of(moved.values - chunk.values))
+
+
+def norm_of(
+    difference: Float[Tensor, "layers kv_heads tokens head_dim"],
+) -> Float[Tensor, "layers kv_heads tokens one"]:
+    largest = torch.finfo(torch.float16).max
+    norms: Tensor = difference.float().norm(dim=-1, keepdim=True)
+    return norms.clamp_max(largest).to(torch.float16)

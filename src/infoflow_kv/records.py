@@ -87,6 +87,7 @@ class ChunkIdentity:
 
     `rope` is the fingerprint of the rotary regime *during the chunk's prefill* (frequencies, scaling, windows).
     `head_ids` are the tokens that stood before the chunk in its prefill; empty under head policy `none`.
+    `quantisation`: `none`, or `movement-1` for a record that holds not KV but how far K and V moved.
     """
 
     model: ModelIdentity
@@ -156,14 +157,29 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which context slots are recomputed, ascending int64 `[selected]`, and the scores behind the choice."""
+    """Which context slots are recomputed, ascending int64 `[selected]`, and the scores behind the choice.
+
+    `layer_counts`: rows of the context that each layer ran, where that is not the same number in all; the first
+    `full_layers` ran all of them. `reason`: why so many, where that needs saying.
+    """
 
     slots: "Tensor"
     scores: "Tensor | None" = None
+    layer_counts: tuple[int, ...] = ()
+    full_layers: int = 0
+    reason: str = ""
 
     @property
     def num_tokens(self) -> int:
-        return int(self.slots.shape[0])
+        """Tokens that the budget paid for: the selected ones, or the mean over the layers after the full ones."""
+        counts = self.layer_counts[self.full_layers :]
+        return round(sum(counts) / len(counts)) if counts else int(self.slots.shape[0])
+
+    @property
+    def mean_rows(self) -> float:
+        """Context rows computed, mean over all layers: what the repair really costs."""
+        counts = self.layer_counts
+        return sum(counts) / len(counts) if counts else float(self.slots.shape[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +197,7 @@ class Usage:
     recomputed_tokens: int
     prefilled_tokens: int
     new_tokens: int
+    measured_tokens: int = 0  # tokens whose context sensitivity had to be measured on the way
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 import torch
 
 from infoflow_kv.errors import ComputeError
-from infoflow_kv.models import LanguageModel, RotaryTables, forward_rows
+from infoflow_kv.models import AttentionInput, LanguageModel, RotaryTables, RowRule, forward_rows
 from infoflow_kv.records import Context, Selection
-from infoflow_kv.shapes import Float, Int, Tensor
+from infoflow_kv.shapes import Bool, Float, Int, Tensor
 
 
 def repair(
@@ -15,11 +15,13 @@ def repair(
     prompt_ids: Int[Tensor, " prompt"],
     rotary: RotaryTables,
     num_logits: int = 1,
+    rule: RowRule | None = None,
 ) -> Float[Tensor, "logit_rows vocab"]:
     """float32 logits of the last `num_logits` prompt rows over the repaired context (docs/method.md, section 2).
 
     At each layer the new K/V of the selected rows replace the old ones *before* attention, and every row attends to all
     slots not after its own. Writes into the context's buffers. `rotary` are the request's GLOBAL tables, slot by slot.
+    `rule` may let rows leave on the way, or keep them from writing.
     """
     if prompt_ids.shape[0] < max(1, num_logits):
         raise ComputeError(f"{num_logits} logit rows were asked of a prompt of {prompt_ids.shape[0]} tokens")
@@ -28,7 +30,31 @@ def repair(
     prompt_ranks = torch.arange(num_context, num_context + prompt_ids.shape[0], device=device)
     ranks = torch.cat([selection.slots.to(device), prompt_ranks])
     ids = torch.cat([context.token_ids[selection.slots], prompt_ids.to(device)])
-    logits = forward_rows(model, ids, ranks, ranks, rotary.at(ranks), context.keys, context.values, num_logits)
+    logits = forward_rows(
+        model, ids, ranks, ranks, rotary.at(ranks), context.keys, context.values, num_logits, rule=rule
+    )
     if logits is None:
         raise ComputeError("the repair forward ended early")
     return logits
+
+
+class OnlyLayers:
+    """Partial-layer repair, an ablation that the paper leaves open: stored KV is replaced in layers `first..last` only.
+
+    Below `first` the selected rows run without writing, as their hidden states are needed; after `last` they leave.
+    """
+
+    def __init__(self, num_context: int, first: int, last: int) -> None:
+        self._num_context = num_context
+        self._first = first
+        self._last = last
+
+    def writes(self, layer: int, ranks: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"] | None:
+        return ranks >= self._num_context if layer < self._first else None
+
+    def kept(
+        self, given: AttentionInput, ranks: Int[Tensor, " rows"], keys: Tensor, values: Tensor
+    ) -> Int[Tensor, " kept"] | None:
+        if given.layer < self._last:
+            return None
+        return torch.nonzero(ranks >= self._num_context)[:, 0]

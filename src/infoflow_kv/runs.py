@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from infoflow_kv.methods import Method
 from infoflow_kv.models import Rotary
+from infoflow_kv.recipes import Recipe
 from infoflow_kv.records import ChunkReport, Context, Prompt, Selection, Timings, Usage
 
 if TYPE_CHECKING:
@@ -14,10 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request after repair: its context, the logits of the last prompt rows, and what it took."""
+    """One request after repair: its context, the logits of the last prompt rows, and what it took.
+
+    `prompt` is as the model read it; `order[place]` is the index that its chunk had in the request.
+    """
 
     prompt: Prompt
-    method: Method
+    recipe: Recipe
+    order: tuple[int, ...]
     context: Context
     rotary: Rotary
     selection: Selection
@@ -25,6 +30,10 @@ class Run:
     usage: Usage
     timings: Timings
     unstored: int  # new chunks that the store did not take
+
+    @property
+    def method(self) -> Method:
+        return self.recipe.method
 
 
 class Clock:
@@ -44,20 +53,21 @@ class Clock:
 
 
 def chunk_reports(run: Run) -> tuple[ChunkReport, ...]:
-    """Per chunk: recomputed tokens and its share of all chunks' scores."""
+    """Per chunk, in the request's own order: recomputed tokens, share of all chunks' scores, place in the prompt."""
     spans = run.context.spans[1:] if run.prompt.head_ids else run.context.spans
     selected = run.selection.slots.cpu()
     scores = run.selection.scores
-    masses = [float(scores[s.start : s.stop].sum()) if scores is not None else 0.0 for s in spans]
+    masses = [max(0.0, float(scores[s.start : s.stop].sum())) if scores is not None else 0.0 for s in spans]
     total = sum(masses) or 1.0
-    return tuple(
+    reports = [
         ChunkReport(
             id=chunk.id,
             title=chunk.title,
             tokens=chunk.num_tokens,
             recomputed=int(((selected >= span.start) & (selected < span.stop)).sum()) if run.method.reuse else 0,
             mass=mass / total,
-            order=order,
+            order=place,
         )
-        for order, (chunk, span, mass) in enumerate(zip(run.prompt.chunks, spans, masses, strict=True))
-    )
+        for place, (chunk, span, mass) in enumerate(zip(run.prompt.chunks, spans, masses, strict=True))
+    ]
+    return tuple(reports[place] for place in sorted(range(len(reports)), key=lambda place: run.order[place]))

@@ -181,7 +181,7 @@ def surroundings(engine: "Engine") -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
         "threads": torch.get_num_threads(),
-        "budget": engine.budget,
+        "budget": engine.recipe.budget.share,
     }
 
 

@@ -1,9 +1,9 @@
-"""The two hooks on an unpatched Transformers model: rotary identity and our attention function.
+"""The three hooks on an unpatched Transformers model: rotary identity, our attention function, and row narrowing.
 
 The rotary hook makes `rotary_emb` give cos = 1, sin = 0 to the layers, so that the registered attention function
 receives queries and keys *before* RoPE; it then rotates them itself with the model's own `apply_rotary_pos_emb` at the
-positions of the request. Both are stateless: all that belongs to one request travels as the keyword `infoflow`.
-(docs/method.md, section 3)
+positions of the request. A hook before each decoder layer drops the rows that need no more layers. All are stateless:
+what belongs to one request travels as the keyword `infoflow`. (docs/method.md, section 3)
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from infoflow_kv.errors import ComputeError
 from infoflow_kv.models.rotary import Rotates
 from infoflow_kv.ops import AttentionSpec
-from infoflow_kv.shapes import Float, Tensor
+from infoflow_kv.shapes import Float, Int, Tensor
 
 IMPLEMENTATION = "infoflow_kv"
 
@@ -33,21 +33,34 @@ class AttentionInput:
     spec: AttentionSpec
 
 
-Attend = Callable[[AttentionInput], Float[Tensor, "heads rows head_dim"]]
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """Attention output of one layer after which only the rows `kept` (ascending indices) go on to the next one."""
+
+    output: Float[Tensor, "heads rows head_dim"]
+    kept: Int[Tensor, " kept"]
+
+
+Attend = Callable[[AttentionInput], Float[Tensor, "heads rows head_dim"] | Narrowed]
 
 
 class StopForward(Exception):
     """Raised by an `Attend` to end the forward after its layer; `LanguageModel.forward` takes it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttentionCall:
-    """The keyword `infoflow` of one forward: the request's rotary tables and what to do in each layer."""
+    """The keyword `infoflow` of one forward: the request's rotary tables and what to do in each layer.
+
+    `kept` is set between a layer that narrowed and the next one; `rows` are the rows still there, by their first index.
+    """
 
     rotary: Rotates
     attend: Attend
     windows: tuple[int | None, ...]
     layers_seen: list[int] = field(default_factory=list)
+    kept: Tensor | None = None
+    rows: Tensor | None = None
 
 
 def attention(
@@ -70,6 +83,8 @@ def attention(
         raise ComputeError(
             f"the attention function got a mask, dropout or a batch of {query.shape[0]}; expected one unpadded sequence"
         )
+    if call.kept is not None:
+        raise ComputeError("rows were dropped after a layer, but the next layer still got all of them")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     call.layers_seen.append(layer)
     if "sliding_window" in kwargs and kwargs.get("sliding_window") != call.windows[layer]:
@@ -84,6 +99,9 @@ def attention(
         sinks=kwargs.get("s_aux"),
     )
     out = call.attend(AttentionInput(layer, rotated_query[0], rotated_key[0], key[0], value[0], spec))
+    if isinstance(out, Narrowed):
+        call.kept = out.kept if layer + 1 < len(call.windows) else None
+        out = out.output
     return out.transpose(0, 1)[None].contiguous(), None
 
 
@@ -98,3 +116,27 @@ def identity_rotary(
     """The rotary hook: the identity rotation in the shape and dtype of the real one."""
     cos, sin = output
     return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def narrow_rows(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The hook before each decoder layer: keeps only the rows that the layers before asked to keep."""
+    call: AttentionCall | None = kwargs.get("infoflow")
+    if call is None or (call.kept is None and call.rows is None):
+        return None
+    kwargs = dict(kwargs)
+    if call.kept is not None:
+        kept, call.kept = call.kept, None
+        call.rows = kept if call.rows is None else call.rows[kept]
+        call.rotary = call.rotary.at(kept)
+        if args:
+            args = (args[0][:, kept], *args[1:])
+        else:
+            kwargs["hidden_states"] = kwargs["hidden_states"][:, kept]
+    # These are made once for all layers, so they still hold every row of the forward.
+    if kwargs.get("position_embeddings") is not None:
+        kwargs["position_embeddings"] = tuple(table[:, call.rows] for table in kwargs["position_embeddings"])
+    if kwargs.get("position_ids") is not None:
+        kwargs["position_ids"] = kwargs["position_ids"][..., call.rows]
+    return args, kwargs

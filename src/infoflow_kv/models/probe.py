@@ -65,26 +65,28 @@ def probe(hf: Any) -> Support:
     """
     name = type(hf).__name__
     before = hf.config._attn_implementation
-    handle = None
+    handles: list[Any] = []
     try:
         declared(hf)
         rotary_module = find_rotary(hf.get_decoder())
         pristine = copy.deepcopy(rotary_module)
         attentions = attention_modules(hf)
         hf.set_attn_implementation(hooks.IMPLEMENTATION)
-        handle = rotary_module.register_forward_hook(hooks.identity_rotary)
+        handles.append(rotary_module.register_forward_hook(hooks.identity_rotary))
+        for layer in decoder_layers(hf, attentions):
+            handles.append(layer.register_forward_pre_hook(hooks.narrow_rows, with_kwargs=True))
         return measure(hf, pristine, attentions)
     except UnsupportedModelError:
-        restore(hf, before, handle)
+        restore(hf, before, handles)
         raise
     except Exception as error:
-        restore(hf, before, handle)
+        restore(hf, before, handles)
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UnsupportedModelError(f"{name} is not supported: the support probe failed ({reason})") from error
 
 
-def restore(hf: Any, implementation: str, handle: Any) -> None:
-    if handle is not None:
+def restore(hf: Any, implementation: str, handles: list[Any]) -> None:
+    for handle in handles:
         handle.remove()
     if hf.config._attn_implementation != implementation:
         hf.set_attn_implementation(implementation)
@@ -125,6 +127,16 @@ def attention_modules(hf: Any) -> dict[int, torch.nn.Module]:
     if sorted(found) != list(range(hf.config.num_hidden_layers)):
         raise refuse(hf, f"it has attention in layers {sorted(found)} of {hf.config.num_hidden_layers}")
     return found
+
+
+def decoder_layers(hf: Any, attentions: dict[int, torch.nn.Module]) -> list[torch.nn.Module]:
+    """The decoder layers in order: the modules of the decoder's own list that hold the attention modules."""
+    layers = list(getattr(hf.get_decoder(), "layers", ()))
+    if len(layers) != len(attentions) or any(
+        attention not in layer.modules() for layer, attention in zip(layers, attentions.values(), strict=True)
+    ):
+        raise refuse(hf, "its decoder layers are not a plain list, one attention each")
+    return layers
 
 
 def measure(hf: Any, rotary_module: torch.nn.Module, attentions: dict[int, torch.nn.Module]) -> Support:
@@ -194,6 +206,9 @@ def rotated_layers(hf: Any, windows: tuple[int | None, ...]) -> Seen:
         def rotate(self, layer: int, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
             rotated[layer] = bool(key.isnan().any())
             return query, key
+
+        def at(self, index: Tensor) -> "Poison":
+            return self
 
     def attend(given: hooks.AttentionInput) -> Tensor:
         q, k, v = given.query, given.raw_key, given.value

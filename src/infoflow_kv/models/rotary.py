@@ -42,6 +42,8 @@ class Rotates(Protocol):
 
     def rotate(self, layer: int, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]: ...
 
+    def at(self, index: Tensor) -> "Rotates": ...
+
 
 class RotaryTables:
     """cos and sin of one request's positions for every layer; `rotate` applies them as the model does."""

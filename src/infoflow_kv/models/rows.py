@@ -6,18 +6,36 @@ rank is not after its own.
 """
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from infoflow_kv.errors import ComputeError
-from infoflow_kv.models.hooks import AttentionInput
+from infoflow_kv.models.hooks import AttentionInput, Narrowed
 from infoflow_kv.models.model import LanguageModel
 from infoflow_kv.models.rotary import RotaryTables
 from infoflow_kv.ops import staircase_attention
-from infoflow_kv.shapes import Float, Int, Tensor
+from infoflow_kv.shapes import Bool, Float, Int, Tensor
 
 # Called in each layer after the rows' K/V were written; may raise StopForward. Gets the layer's input and key slots.
 OnLayer = Callable[[AttentionInput, Tensor], None]
+
+
+@runtime_checkable
+class RowRule(Protocol):
+    """Which rows write their K/V at a layer, and which go on after it; asked once per layer, before anything is
+    written, so that the stored K/V can be compared with the new ones."""
+
+    def writes(self, layer: int, ranks: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"] | None:
+        """The rows that write at this layer; None for all."""
+        ...
+
+    def kept(
+        self, given: AttentionInput, ranks: Int[Tensor, " rows"], keys: Tensor, values: Tensor
+    ) -> Int[Tensor, " kept"] | None:
+        """Ascending indices of the rows that go on to the next layer; None for all. `keys`, `values`: the layer's
+        slots as stored."""
+        ...
 
 
 def forward_rows(
@@ -30,22 +48,41 @@ def forward_rows(
     values: Float[Tensor, "layers kv_heads slots head_dim"],
     num_logits: int = 0,
     on_layer: OnLayer | None = None,
+    rule: RowRule | None = None,
 ) -> Float[Tensor, "logit_rows vocab"] | None:
     """float32 logits of the last `num_logits` rows in rank order, or None; writes the rows' K/V into their slots.
 
     Rows may come in any order; they are sorted by rank, which must not repeat. `rotary` belongs to `positions`.
+    `rule` may drop rows on the way, but never one of the last `num_logits`.
     """
     ranks, order = torch.sort(ranks)
     if ranks.numel() > 1 and not bool((ranks[1:] > ranks[:-1]).all()):
         raise ComputeError("two rows have the same rank; each slot can be computed only once in a forward")
     token_ids, positions, rotary = token_ids[order], positions[order], rotary.at(order)
 
-    def attend(given: AttentionInput) -> Tensor:
+    current = ranks
+
+    def attend(given: AttentionInput) -> Tensor | Narrowed:
+        nonlocal current
         layer_keys, layer_values = keys[given.layer], values[given.layer]
-        layer_keys.index_copy_(1, ranks, given.key)
-        layer_values.index_copy_(1, ranks, given.value)
+        rows, kept = current, None
+        new_keys, new_values = given.key, given.value
+        slots = rows
+        if rule is not None:
+            kept = rule.kept(given, rows, layer_keys, layer_values)
+            mask = rule.writes(given.layer, rows)
+            if mask is not None:
+                new_keys, new_values, slots = new_keys[:, mask], new_values[:, mask], rows[mask]
+        layer_keys.index_copy_(1, slots, new_keys)
+        layer_values.index_copy_(1, slots, new_values)
         if on_layer is not None:
             on_layer(given, layer_keys)
-        return staircase_attention(given.query, layer_keys, layer_values, ranks, given.spec)
+        out = staircase_attention(given.query, layer_keys, layer_values, rows, given.spec)
+        if kept is None or kept.numel() == rows.numel():
+            return out
+        current = rows[kept]
+        if num_logits and not torch.equal(current[-num_logits:], ranks[-num_logits:]):
+            raise ComputeError("a row whose logits are wanted was dropped on the way")
+        return Narrowed(out, kept)
 
     return model.forward(token_ids, positions, rotary, attend, num_logits)

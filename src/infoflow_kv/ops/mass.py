@@ -4,10 +4,11 @@ from typing import Literal
 
 import torch
 
+from infoflow_kv.errors import ComputeError
 from infoflow_kv.ops.attention import AttentionSpec, masked_logits, visible, with_sinks
 from infoflow_kv.shapes import Float, Int, Tensor
 
-Reduction = Literal["sum", "l2"]
+Reduction = Literal["sum", "l2", "entropy"]
 
 # Prompt rows per step: bounds the workspace to heads × ROWS_PER_STEP × slots floats however long the prompt is.
 ROWS_PER_STEP = 32
@@ -20,12 +21,17 @@ def attention_mass(
     num_context: int,
     spec: AttentionSpec,
     reduction: Reduction = "sum",
+    weight: Float[Tensor, "kv_heads context"] | None = None,
 ) -> Float[Tensor, " context"]:
     """float32 score of each context slot for one layer; softmax over context *and* prompt keys.
 
     `sum`: sum of the weights over rows and heads (eq. 7). `l2`: L2 norm over the rows of the head-mean weights (the
-    authors' released code).
+    authors' released code). `entropy`: the sum in which each row of a head counts by 1 − H / log n, H the entropy of
+    its weights over the n slots it sees: a head that looks everywhere says little about where the information is.
+    `weight` multiplies what a slot gets from the heads of each K/V head (`sum` and `entropy` only).
     """
+    if weight is not None and reduction == "l2":
+        raise ComputeError("the l2 reduction averages over heads, so it takes no weights per K/V head")
     kv_heads = keys.shape[0]
     group = query.shape[0] // kv_heads
     filled = int(ranks[-1]) + 1
@@ -34,10 +40,16 @@ def attention_mass(
         part = query[:, start : start + ROWS_PER_STEP]
         mask = visible(ranks[start : start + ROWS_PER_STEP], 0, filled, spec.window).repeat(group, 1)
         logits = masked_logits(part.reshape(kv_heads, -1, part.shape[2]), keys[:, :filled], mask, spec)
-        weights = torch.softmax(with_sinks(logits, spec, group), dim=-1)[..., :num_context]
-        if reduction == "sum":
-            total += weights.sum(dim=(0, 1))
+        weights = torch.softmax(with_sinks(logits, spec, group), dim=-1)
+        if reduction == "entropy":
+            seen = mask.sum(dim=-1).clamp_min(2).log()
+            focus = 1 - torch.special.entr(weights).sum(dim=-1) / seen
+            weights = weights * focus.clamp_min(0)[..., None]
+        weights = weights[..., :num_context]
+        if reduction != "l2":
+            per_head = weights.sum(dim=1)
+            total += per_head.sum(dim=0) if weight is None else (per_head * weight).sum(dim=0)
         else:
             per_row = weights.reshape(query.shape[0], part.shape[1], num_context).mean(dim=0)
             total += per_row.square().sum(dim=0)
-    return total if reduction == "sum" else total.sqrt()
+    return total.sqrt() if reduction == "l2" else total

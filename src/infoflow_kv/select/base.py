@@ -1,6 +1,5 @@
 """What a selector gets and gives, and the one function that turns scores and a budget into a Selection."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,7 +7,8 @@ import torch
 
 from infoflow_kv.errors import ComputeError, OptionError
 from infoflow_kv.models import LanguageModel, RotaryTables
-from infoflow_kv.records import Context, Selection
+from infoflow_kv.records import Context, Selection, Span
+from infoflow_kv.select.budget import Budget, check_budget
 from infoflow_kv.shapes import Float, Int, Tensor
 
 
@@ -16,7 +16,9 @@ from infoflow_kv.shapes import Float, Int, Tensor
 class Scene:
     """All that a selector may look at: the model, the assembled context, the prompt rows and their rotary tables.
 
-    `rotary` covers context and prompt at their global positions, slot by slot. `seed` is the request's.
+    `rotary` covers context and prompt at the geometry's positions, slot by slot. `seed` is the request's.
+    `sensitivity`: how far each value moves behind a neighbour, for methods that need it. `truth`: the values of a full
+    prefill, for the oracle.
     """
 
     model: LanguageModel
@@ -24,6 +26,8 @@ class Scene:
     prompt_ids: Int[Tensor, " prompt"]
     rotary: RotaryTables
     seed: int = 0
+    sensitivity: Float[Tensor, "layers kv_heads context"] | None = None
+    truth: Float[Tensor, "layers kv_heads slots head_dim"] | None = None
 
 
 class Selector(Protocol):
@@ -34,35 +38,83 @@ class Selector(Protocol):
         ...
 
 
-def check_budget(budget: Any) -> float:
-    """The budget as a float; OptionError unless it is a finite number in 0..1."""
-    number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
-    if not (number and math.isfinite(budget) and 0 <= budget <= 1):
-        raise OptionError(
-            f"budget {budget!r} is outside 0..1; it is the share of reusable tokens to recompute, for example 0.15"
-        )
-    return float(budget)
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """How the budget is spread over chunks. By default tokens of all chunks compete for all of it.
+
+    `floor`: this share of the budget is given to the chunks first, by their length. `cap`: no chunk gets more than this
+    share of the budget while others have tokens left: an attention magnet must not eat it.
+    """
+
+    floor: float | int = 0.0
+    cap: float | int = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("chunk_floor", self.floor), ("chunk_cap", self.cap)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                raise OptionError(f"{name} {value!r} is outside 0..1; it is a share of the budget")
+        if self.cap == 0:
+            raise OptionError("chunk_cap 0 would leave nothing to recompute; expected above 0 and at most 1")
 
 
-def num_selected(budget: Any, reusable_tokens: int) -> int:
-    """How many tokens a budget buys: `budget × reusable`, rounded half up; at least 1 if both are above 0."""
-    share = check_budget(budget)
-    if share == 0 or reusable_tokens == 0:
-        return 0
-    return min(reusable_tokens, max(1, math.floor(share * reusable_tokens + 0.5)))
+EVEN = Allocation()
 
 
-def take(scores: Float[Tensor, " context"], budget: Any, context: Context) -> Selection:
-    """The top-k tokens outside the exact prefix, k from the budget; ties go to the earlier token.
+def take(
+    scores: Float[Tensor, " context"], budget: Any, context: Context, allocation: Allocation = EVEN, count: int = -1
+) -> Selection:
+    """The best tokens outside the exact prefix, as many as the budget buys; ties go to the earlier token.
 
+    `budget`: a share, `auto:P` or a Budget. `count`: this many instead (rules with a fixed number of tokens).
     ComputeError if a score is not finite: a NaN would otherwise pick tokens at random.
     """
     if scores.shape[0] != context.num_tokens:
         raise ComputeError(f"{scores.shape[0]} scores for {context.num_tokens} context tokens")
     if not bool(torch.isfinite(scores).all()):
         raise ComputeError("the selector gave scores that are not finite")
-    count = num_selected(budget, context.reusable_tokens)
+    budget = check_budget(budget)
     reusable = scores[context.exact_tokens :]
-    order = torch.sort(reusable, descending=True, stable=True).indices[:count]
-    slots = torch.sort(order).values + context.exact_tokens
-    return Selection(slots=slots, scores=scores)
+    wanted = min(count, context.reusable_tokens) if count >= 0 else budget.count(reusable)
+    slots = best(scores, wanted, context.exact_tokens, context.spans, allocation)
+    return Selection(slots=slots, scores=scores, reason=_reason(budget, reusable, slots, scores, count))
+
+
+def best(
+    scores: Float[Tensor, " context"], count: int, exact: int, spans: tuple[Span, ...], allocation: Allocation = EVEN
+) -> Int[Tensor, " selected"]:
+    """The `count` slots of the highest scores from slot `exact` on, ascending, spread as `allocation` says."""
+    order = torch.sort(scores[exact:], descending=True, stable=True).indices + exact
+    if allocation == EVEN or count == 0:
+        return torch.sort(order[:count]).values
+    chunk_of = torch.empty(scores.shape[0], dtype=torch.int64, device=scores.device)
+    for index, span in enumerate(spans):
+        chunk_of[span.start : span.stop] = index
+    open_spans = [(index, span) for index, span in enumerate(spans) if span.start >= exact]
+    reusable = sum(span.num_tokens for _, span in open_spans)
+    rank_in_chunk = torch.empty(order.shape[0], dtype=torch.int64, device=scores.device)
+    for index, _ in open_spans:
+        own = chunk_of[order] == index
+        rank_in_chunk[own] = torch.arange(int(own.sum()), device=scores.device)
+    floors = torch.zeros(len(spans), dtype=torch.int64, device=scores.device)
+    for index, span in open_spans:
+        floors[index] = int(allocation.floor * count * span.num_tokens / reusable)
+    most = max(1, int(allocation.cap * count + 0.5))
+    # Three classes in this order: what the floors grant, what lies under the caps, the rest; by score inside each.
+    chunk = chunk_of[order]
+    kind = torch.where(rank_in_chunk < floors[chunk], 0, torch.where(rank_in_chunk < most, 1, 2))
+    return torch.sort(order[torch.sort(kind, stable=True).indices[:count]]).values
+
+
+def _reason(budget: Budget, reusable: Tensor, slots: Tensor, scores: Tensor, count: int) -> str:
+    """Why so many, in words; empty where the budget was a plain share."""
+    if count >= 0:
+        return f"the rule fixes {slots.numel()} tokens"
+    if budget.cover is None or reusable.numel() == 0:
+        return ""
+    total = float(reusable.double().clamp_min(0).sum())
+    if total <= 0:
+        return f"{budget}: this method predicts no influence, so the ceiling of {budget.share:g} was taken"
+    covered = float(scores[slots].double().clamp_min(0).sum()) / total
+    share = slots.numel() / reusable.numel()
+    limit = "" if covered >= budget.cover - 1e-6 else f", stopped by the ceiling of {budget.share:g}"
+    return f"{budget}: {share:.1%} of the tokens cover {covered:.1%} of the predicted influence{limit}"

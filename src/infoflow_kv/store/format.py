@@ -26,6 +26,8 @@ _PREFIX = rb'{"__metadata__":{"infoflow":"{\"digest\":\"'
 _DIGEST_START = LENGTH_BYTES + len(_PREFIX)
 _DIGEST_STOP = _DIGEST_START + 64
 _ZEROS = b"0" * 64
+# KV as it is, and how far it moved behind a neighbour (one number per layer, K/V head and token).
+STORED_KINDS = ("none", "movement-1")
 _DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
 
 
@@ -119,8 +121,10 @@ def shape_of(identity: ChunkIdentity) -> tuple[int, int, int, int]:
 
 def payload_bytes(identity: ChunkIdentity) -> int:
     """Bytes of keys and values together. Raises StoreError for a dtype or quantisation that is not stored."""
-    if identity.quantisation != "none":
-        raise StoreError(f"KV of quantisation {identity.quantisation!r} is not stored; expected 'none'")
+    if identity.quantisation not in STORED_KINDS:
+        raise StoreError(
+            f"KV of quantisation {identity.quantisation!r} is not stored; expected one of {', '.join(STORED_KINDS)}"
+        )
     if identity.model.dtype not in _DTYPES:
         raise StoreError(f"KV of dtype {identity.model.dtype!r} is not stored; expected one of {', '.join(_DTYPES)}")
     return 2 * math.prod(shape_of(identity)) * _DTYPES[identity.model.dtype][1]

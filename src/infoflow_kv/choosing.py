@@ -1,0 +1,117 @@
+"""From the parts of a request to what is recomputed: order of the chunks, scores, selection or rule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from infoflow_kv.models import LanguageModel, RotaryTables, RowRule
+from infoflow_kv.positions import assemble, scoring_positions
+from infoflow_kv.recipes import Recipe
+from infoflow_kv.records import Context, Prompt, Selection
+from infoflow_kv.reorder import chunk_order
+from infoflow_kv.repairing import OnlyLayers
+from infoflow_kv.select import Deviation, Scene, num_selected, take
+from infoflow_kv.supply import Parts, Supply
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What choosing looks at: one request before repair. `truth`: values of a full prefill, for the oracle."""
+
+    model: LanguageModel
+    supply: Supply
+    recipe: Recipe
+    prompt: Prompt
+    parts: Parts
+    suffix: "Tensor"
+    seed: int
+    truth: "Tensor | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The rows to run and the rule under which they run; `measured_tokens` had no movement record before."""
+
+    selection: Selection
+    rule: RowRule | None = None
+    measured_tokens: int = 0
+
+    def after(self) -> Selection:
+        """The selection once the rows have run: a rule that drops rows knows it only then."""
+        return self.rule.selection() if isinstance(self.rule, Deviation) else self.selection
+
+
+def order_chunks(request: Request) -> tuple[int, ...]:
+    """The order of the chunks by local scores (stage 1 of reorder): all chunks compete, under HL-TP positions."""
+    recipe = replace(request.recipe, geometry="HL-TP")
+    head_tokens = request.parts.head.num_tokens if request.parts.head is not None else 0
+    scored = scoring_context(replace(request, recipe=recipe), exact_tokens=head_tokens)
+    scores, _ = score(replace(request, recipe=recipe), *scored)
+    selection = take(scores, recipe.budget, scored[0], recipe.allocation, fixed_count(recipe, scored[0]))
+    spans = scored[0].spans[1:] if head_tokens else scored[0].spans
+    return chunk_order(selection, spans)
+
+
+def choose(request: Request, context: Context, tables: RotaryTables) -> Choice:
+    """What is recomputed of the assembled context, whose GLOBAL tables are `tables`."""
+    recipe, model = request.recipe, request.model
+    method = recipe.method
+    rule = None
+    if recipe.repair_layers is not None:
+        rule = OnlyLayers(context.num_tokens, *recipe.repair_layers)
+    nothing = Selection(torch.empty(0, dtype=torch.int64, device=model.device))
+    everything = Selection(torch.arange(context.exact_tokens, context.num_tokens, device=model.device))
+    if num_selected(recipe.budget.share, context.reusable_tokens) == 0:
+        return Choice(nothing)
+    if method.narrowing is not None:
+        deviation = method.narrowing(context, recipe.budget, model.num_layers, recipe.allocation)
+        return Choice(everything, deviation)
+    if method.selector is None:
+        return Choice(nothing)
+    count = fixed_count(recipe, context)
+    if recipe.budget.share == 1 and recipe.budget.cover is None and count < 0:  # everything: no scores needed
+        return Choice(everything, rule)
+    scored = (context, tables) if recipe.geometry == "GLOBAL" else scoring_context(request, context.exact_tokens)
+    scores, measured = score(request, *scored)
+    return Choice(take(scores, recipe.budget, context, recipe.allocation, count), rule, measured)
+
+
+def fixed_count(recipe: Recipe, context: Context) -> int:
+    """The number of tokens of a rule that fixes it, else -1."""
+    method = recipe.method
+    if method.count is None or method.parameter is None:
+        return -1
+    return method.count(context, method.parameter)
+
+
+def scoring_context(request: Request, exact_tokens: int) -> tuple[Context, RotaryTables]:
+    """The parts at the geometry's positions, with their tables: for scoring, never for repair or decoding."""
+    model, parts = request.model, request.parts
+    head_tokens = parts.head.num_tokens if parts.head is not None else 0
+    lengths = [part.num_tokens for part in parts.chunks]
+    origin = len(parts.chunks[0].identity.head_ids) if parts.chunks else 0
+    num_prompt = int(request.suffix.shape[0])
+    positions = scoring_positions(request.recipe.geometry, head_tokens, lengths, origin, num_prompt)
+    tables = model.rotary().tables(positions)
+    return assemble(model, parts.all, tables, int(positions.shape[0]), exact_tokens), tables
+
+
+def score(request: Request, context: Context, tables: RotaryTables) -> tuple["Tensor", int]:
+    """The scores of the context's tokens, and how many tokens had to be measured for them."""
+    method = request.recipe.method
+    assert method.selector is not None
+    movement, measured = None, 0
+    if "sensitivity" in method.needs:
+        movement, measured = request.supply.movement(request.parts)
+    scene = Scene(request.model, context, request.suffix, tables, request.seed, movement, request.truth)
+    return method.selector(request.recipe.layers).score(scene), measured
+
+
+def permuted(prompt: Prompt, order: Sequence[int]) -> Prompt:
+    """The prompt with its chunks in this order."""
+    return replace(prompt, chunks=tuple(prompt.chunks[index] for index in order))

@@ -1,0 +1,76 @@
+"""Recipe = a method and everything that can be chosen beside it, checked; what one request is answered by."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infoflow_kv.errors import OptionError
+from infoflow_kv.methods import Method, find_method
+from infoflow_kv.models import LanguageModel
+from infoflow_kv.positions import check_geometry
+from infoflow_kv.select import EVEN, Allocation, Budget, check_budget, layer_set
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`layers`: layer set of the scores. `geometry`: RoPE positions while scoring. `reorder`: chunks that were selected
+    most go next to the prompt. `allocation`: spread of the budget over chunks. `repair_layers`: the first and last
+    layer whose stored KV is replaced; None for all."""
+
+    method: Method
+    budget: Budget
+    layers: tuple[int, ...]
+    geometry: str = "GLOBAL"
+    reorder: bool = False
+    allocation: Allocation = EVEN
+    repair_layers: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        scores = self.method.selector is not None
+        if self.reorder and not scores and self.method.reuse:
+            raise OptionError(f"reorder needs a method that scores tokens; {self.method.name} does not")
+        if self.repair_layers is not None and self.method.narrowing is not None:
+            raise OptionError(f"repair_layers and {self.method.name} both say which layers run; use one of them")
+
+
+def make_recipe(
+    model: LanguageModel,
+    method: str,
+    budget: Any,
+    *,
+    budget_max: Any = None,
+    layers: str = "auto",
+    geometry: str = "GLOBAL",
+    reorder: bool = False,
+    chunk_floor: float = 0.0,
+    chunk_cap: float = 1.0,
+    repair_layers: str = "all",
+) -> Recipe:
+    """The recipe of these options for this model; OptionError for anything outside its range."""
+    found = find_method(method)
+    wanted = found.layers or ((model.layers or "relative") if layers == "auto" else layers)
+    layer_set(layers if layers != "auto" else "all", model.num_layers)  # refused even where the method has its own
+    repaired = layer_set(repair_layers, model.num_layers)
+    whole = len(repaired) == model.num_layers
+    if repaired[-1] - repaired[0] + 1 != len(repaired):
+        raise OptionError(f"repair_layers '{repair_layers}' have a gap; expected one range like 0-14 or 15-29")
+    return Recipe(
+        method=found,
+        budget=check_budget(budget, budget_max),
+        layers=layer_set(wanted, model.num_layers),
+        geometry=check_geometry(geometry),
+        reorder=reorder,
+        allocation=Allocation(chunk_floor, chunk_cap),
+        repair_layers=None if whole else (repaired[0], repaired[-1]),
+    )
+
+
+def change(recipe: Recipe, model: LanguageModel, method: str | None, budget: Any, layers: str) -> Recipe:
+    """The recipe with another method or budget; `layers`: the engine's layer set as it was written."""
+    if method is not None:
+        found = find_method(method)
+        wanted = found.layers or ((model.layers or "relative") if layers == "auto" else layers)
+        reorder = recipe.reorder and (found.selector is not None or not found.reuse)
+        recipe = replace(recipe, method=found, layers=layer_set(wanted, model.num_layers), reorder=reorder)
+    if budget is not None:
+        recipe = replace(recipe, budget=check_budget(budget, recipe.budget.share if recipe.budget.cover else None))
+    return recipe

@@ -1,0 +1,193 @@
+"""Where a request's KV comes from: the store, else a prefill that is stored on the way."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from infoflow_kv.errors import StoreError
+from infoflow_kv.models import LanguageModel
+from infoflow_kv.prefilling import identify, identify_movement, measure_movement, prefill
+from infoflow_kv.records import Chunk, ChunkIdentity, ChunkKV, Prompt
+from infoflow_kv.shapes import Float, Tensor
+from infoflow_kv.store import ChunkStore, load_many
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The KV of one request in the order of its prompt, and where it came from.
+
+    `head`: None where the template has none. `unstored`: new chunks that the store did not take.
+    """
+
+    head: ChunkKV | None
+    chunks: tuple[ChunkKV, ...]
+    cached_chunks: int
+    prefilled_tokens: int
+    unstored: int
+
+    @property
+    def all(self) -> tuple[ChunkKV, ...]:
+        return ((self.head,) if self.head is not None else ()) + self.chunks
+
+    def reordered(self, order: Sequence[int]) -> "Parts":
+        return replace(self, chunks=tuple(self.chunks[index] for index in order))
+
+
+class Supply:
+    """Chunk KV of one engine: its model, store, namespace and chat header.
+
+    `behind_head`: chunks are prefilled behind the header (head policy `head`). `neighbour_ids`: what stands before a
+    chunk while its movement is measured.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: ChunkStore | None,
+        namespace: str,
+        head_ids: tuple[int, ...],
+        behind_head: bool,
+        neighbour_ids: tuple[int, ...],
+    ) -> None:
+        self.model = model
+        self.store = store
+        self.namespace = namespace
+        self.head_ids = head_ids
+        self.neighbour_ids = neighbour_ids
+        self._before_chunk = head_ids if behind_head else ()
+        self._before: ChunkKV | None = None
+        self._logged_store_error = False
+
+    def identify(self, chunk: Chunk) -> ChunkIdentity:
+        """The identity under which a chunk is stored and found."""
+        return identify(self.model, chunk.token_ids, self._before_chunk, self.namespace)
+
+    def identify_head(self) -> ChunkIdentity:
+        """The identity of the chat header, which is stored like a chunk of its own."""
+        return identify(self.model, self.head_ids, (), self.namespace)
+
+    def head(self) -> tuple[ChunkKV | None, int]:
+        """The KV of the chat header (None where the template has none), and how many of its tokens were not stored."""
+        if not self.head_ids:
+            return None, 0
+        identity = self.identify_head()
+        found = self.store.get(identity) if self.store is not None else None
+        if found is not None:
+            return found, 0
+        found = prefill(self.model, identity)
+        self.put(found)
+        return found, found.num_tokens
+
+    def add(self, chunk: Chunk, measure: bool) -> int:
+        """How many tokens were prefilled for the store to hold the chunk (and, if `measure`, its movement)."""
+        assert self.store is not None
+        identity, prefilled = self.identify(chunk), 0
+        moved = identify_movement(self.model, identity, self.neighbour_ids)
+        has_chunk = self.store.contains(identity)  # verified when it is read
+        if has_chunk and not (measure and not self.store.contains(moved)):
+            return 0
+        kv = self.store.get(identity) if has_chunk else None
+        if kv is None:
+            kv = prefill(self.model, identity, self._behind(self.head()[0]))
+            self.store.put(kv)
+            prefilled = chunk.num_tokens
+        if measure and not self.store.contains(moved):
+            self.store.put(measure_movement(self.model, kv, self._before_movement()))
+        return prefilled
+
+    def parts(self, prompt: Prompt) -> Parts:
+        """The KV of the head and of every chunk in order. A chunk that stands there twice is prefilled once."""
+        identities = self._identities(prompt)
+        wanted = list(dict.fromkeys(identities))
+        found = self._load(wanted)
+        stored = set(found)
+        head, prefilled = self.head()
+        unstored = 0
+        for identity in wanted:
+            if identity not in found:
+                found[identity] = prefill(self.model, identity, self._behind(head))
+                unstored += not self.put(found[identity])
+        prefilled += sum(len(identity.token_ids) for identity in wanted if identity not in stored)
+        return Parts(
+            head=head,
+            chunks=tuple(found[identity] for identity in identities),
+            cached_chunks=sum(identity in stored for identity in identities),
+            prefilled_tokens=prefilled,
+            unstored=unstored,
+        )
+
+    def movement(self, parts: Parts) -> tuple[Float[Tensor, "layers kv_heads context"], int]:
+        """‖ΔV‖ behind a neighbour for each token of the parts (0 for the head), and how many tokens had no record."""
+        wanted = {p.identity: identify_movement(self.model, p.identity, self.neighbour_ids) for p in parts.chunks}
+        found = self._load(list(wanted.values()))
+        measured = 0
+        for part in {p.identity: p for p in parts.chunks}.values():
+            identity = wanted[part.identity]
+            if identity not in found:
+                found[identity] = measure_movement(self.model, part, self._before_movement())
+                measured += part.num_tokens
+                self.put(found[identity])
+        pieces = [found[wanted[part.identity]].values[..., 0] for part in parts.chunks]
+        if parts.head is not None:
+            layers, kv_heads = self.model.num_layers, self.model.num_kv_heads
+            pieces.insert(0, torch.zeros(layers, kv_heads, parts.head.num_tokens, dtype=torch.float16))
+        return torch.cat([piece.to(self.model.device) for piece in pieces], dim=2), measured
+
+    def put(self, chunk: ChunkKV) -> bool:
+        """Whether the chunk is stored now, where it should be; a store that takes nothing never fails a request."""
+        if self.store is None:
+            return True
+        try:
+            self.store.put(chunk)
+        except StoreError as error:
+            if not self._logged_store_error:
+                logger.warning("chunks are used but not stored: %s", error)
+            self._logged_store_error = True
+            return False
+        return True
+
+    def exact_tokens(self, parts: Parts, length: int) -> int:
+        """Leading tokens whose KV is what full prefill gives: the head, and the first chunk if it was prefilled behind
+        this very head; nothing of both if RoPE treats a sequence of the request's `length` otherwise."""
+        exact = 0
+        regime = self.model.rope_regime(length)
+        expected: tuple[tuple[int, ...], ...] = ((), self.head_ids) if self.head_ids else ((),)
+        for part, head_ids in zip(parts.all, expected, strict=False):
+            if part.identity.head_ids != head_ids or part.identity.rope != regime or exact != len(head_ids):
+                break
+            exact += part.num_tokens
+        return exact
+
+    def _identities(self, prompt: Prompt) -> list[ChunkIdentity]:
+        # The model's own identity looks at every parameter: once per request is enough.
+        model = self.model.identity
+        return [
+            ChunkIdentity(
+                model=model,
+                rope=self.model.rope_regime(len(self._before_chunk) + chunk.num_tokens),
+                head_ids=self._before_chunk,
+                token_ids=chunk.token_ids,
+                namespace=self.namespace,
+            )
+            for chunk in prompt.chunks
+        ]
+
+    def _load(self, wanted: Sequence[ChunkIdentity]) -> dict[ChunkIdentity, ChunkKV]:
+        if self.store is None:
+            return {}
+        found = load_many(self.store, wanted)
+        return {identity: kv for identity, kv in zip(wanted, found, strict=True) if kv is not None}
+
+    def _behind(self, head: ChunkKV | None) -> ChunkKV | None:
+        return head if self._before_chunk else None
+
+    def _before_movement(self) -> ChunkKV:
+        """Head and neighbour as one sequence; computed once, and again when the model's weights have changed."""
+        identity = identify(self.model, self._before_chunk + self.neighbour_ids, (), self.namespace)
+        if self._before is None or self._before.identity != identity:
+            self._before = prefill(self.model, identity)
+        return self._before
