@@ -1,0 +1,1 @@
+"""The laboratory: predict, score, report."""

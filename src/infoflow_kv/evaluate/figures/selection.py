@@ -1,0 +1,108 @@
+"""Which tokens of one request were recomputed: a row a chunk, in it one strip a method, tokens from left to right."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infoflow_kv.errors import OptionError
+from infoflow_kv.evaluate.figures import style
+
+_TITLE_LETTERS = 26
+
+
+def draw_selection(explained: Mapping[str, Any], folder: Path | str, name: str = "selection") -> list[Path]:
+    """PNG and SVG of one explained request.
+
+    `explained`: {"methods": [{"name", "chunks": [{"title", "tokens", "scores", "recomputed"}]}]}, chunks in order.
+    `recomputed` holds 0 or 1 a token and is drawn in the method's colour; `scores`, one a token or empty, as a grey
+    that gets darker with the score's rank inside the method. OptionError where lists and `tokens` disagree, or methods
+    have other chunks.
+    """
+    methods = list(explained.get("methods") or ())
+    style.require(methods, "the selection map", ("name", "chunks"))
+    titles = [chunk["title"] for chunk in methods[0]["chunks"]]
+    longest = _check(methods)
+    strips, gap = len(methods), 0.55
+    with style.drawing(name):
+        from matplotlib.colors import to_rgb
+
+        figure = style.new_figure(1.0 + len(titles) * (0.16 * strips + 0.12))
+        axes = figure.subplots()
+        labels: dict[float, str] = {}
+        for number, method in enumerate(methods):
+            ranks = _ranks([chunk["scores"] for chunk in method["chunks"]])
+            for place, (chunk, rank) in enumerate(zip(method["chunks"], ranks, strict=True)):
+                middle = place * (strips + gap) + number
+                grey = 0.93 - 0.4 * rank if len(rank) else np.full(chunk["tokens"], 0.93)
+                strip = np.repeat(grey[:, None], 3, axis=1)
+                strip[np.asarray(chunk["recomputed"], dtype=bool)] = to_rgb(style.colour(str(method["name"])))
+                axes.imshow(
+                    strip[None],
+                    extent=(0, chunk["tokens"], middle + 0.45, middle - 0.45),
+                    aspect="auto",
+                    interpolation="nearest" if chunk["tokens"] <= 600 else "antialiased",
+                )
+                share = sum(chunk["recomputed"])
+                axes.text(chunk["tokens"] + longest * 0.008, middle, str(share), va="center", fontsize=7.5)
+        for place, title in enumerate(titles):
+            labels[place * (strips + gap) + (strips - 1) / 2] = f"{place + 1}  {_short(str(title))}"
+        axes.set_yticks(list(labels), list(labels.values()))
+        axes.set_ylim(len(titles) * (strips + gap) - gap - 0.3, -0.7)
+        axes.set_xlim(0, longest * 1.04)
+        axes.grid(False)
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("token in its chunk; number at the end: tokens recomputed; grey: rank of the score")
+        total = sum(chunk["tokens"] for chunk in methods[0]["chunks"])
+        handles = [_patch(style.colour(str(m["name"])), _legend(m, total)) for m in methods]
+        figure.legend(handles=handles, loc="outside upper left", ncols=min(3, strips), handlelength=1.2)
+        return style.save(figure, folder, name)
+
+
+def _check(methods: Sequence[Mapping[str, Any]]) -> int:
+    """Tokens of the longest chunk."""
+    longest = 0
+    shape = [(chunk["title"], chunk["tokens"]) for chunk in methods[0]["chunks"]]
+    if not shape:
+        raise OptionError("the selection map got no chunks; explain a request with at least one document")
+    for method in methods:
+        chunks = method["chunks"]
+        if sorted(map(repr, shape)) != sorted(repr((chunk["title"], chunk["tokens"])) for chunk in chunks):
+            raise OptionError(
+                f"method '{method['name']}' has other chunks than '{methods[0]['name']}'; explain one request at a time"
+            )
+        for chunk in chunks:
+            longest = max(longest, chunk["tokens"])
+            for field in ("recomputed", "scores"):
+                given = len(chunk[field])
+                if given != chunk["tokens"] and not (field == "scores" and given == 0):
+                    raise OptionError(
+                        f"chunk '{chunk['title']}' of method '{method['name']}' has {chunk['tokens']} tokens and "
+                        f"{given} {field}; expected one a token"
+                    )
+    return longest
+
+
+def _ranks(scores: Sequence[Sequence[float]]) -> "list[np.ndarray[tuple[int], np.dtype[np.float64]]]":
+    """Per chunk each score's rank among all of the method's, 0 to 1: masses are too uneven to be shown as they are."""
+    flat = np.array([score for chunk in scores for score in chunk], dtype=np.float64)
+    ranks = np.searchsorted(np.sort(flat), flat) / max(len(flat) - 1, 1)
+    ends = np.cumsum([len(chunk) for chunk in scores])
+    return [ranks[end - len(chunk) : end] for chunk, end in zip(scores, ends, strict=True)]
+
+
+def _short(title: str) -> str:
+    return title if len(title) <= _TITLE_LETTERS else title[: _TITLE_LETTERS - 1].rstrip() + "…"
+
+
+def _legend(method: Mapping[str, Any], total: int) -> str:
+    chosen = sum(sum(chunk["recomputed"]) for chunk in method["chunks"])
+    return f"{method['name']} ({chosen} of {total})"
+
+
+def _patch(colour: str, label: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=colour, label=label)

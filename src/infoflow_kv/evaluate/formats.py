@@ -1,0 +1,216 @@
+"""One record of a data file → an item, per format. Errors give the reason only; readers.py names file and line."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from infoflow_kv.errors import DocumentError
+from infoflow_kv.evaluate.items import Item, Passage
+from infoflow_kv.evaluate.passages import marked_passages, pack, pieces
+
+PAIRS_PER_PASSAGE = 5
+"""Pairs of a key-value record that go into one passage."""
+
+_LETTERS = "ABCD"
+# What tells a format, in the order of asking: any of the fields is enough, the rest is then missed by name.
+_MARKS = {
+    "kv_retrieval": ("ordered_kv_records",),
+    "cacheblend": ("ctxs",),
+    "chunks": ("passages", "supporting"),
+    "longbench_v2": ("choice_A", "choice_B"),
+    "longbench": ("context", "input"),
+}
+
+Record = Mapping[str, Any]
+
+
+def detect(record: Record) -> str:
+    """Return the name of the record's format. Raises DocumentError if it is none of them."""
+    for name, marks in _MARKS.items():
+        if any(mark in record for mark in marks):
+            return name
+    known = "; ".join(f"{name} ({' or '.join(marks)})" for name, marks in _MARKS.items())
+    raise DocumentError(f"the fields {_listed(record)} fit no known format; expected one of: {known}")
+
+
+def item_from(record: Record, format_name: str, number: int, stem: str) -> Item | None:
+    """Return the record's item; None for a LongBench record whose task asks no question (summaries, counting).
+
+    `number` (from 1) and `stem`, the file's name without suffixes, name items of formats that have no ids.
+    Raises DocumentError, without the place, for a record that lacks a field or has one of another type.
+    """
+    return _READERS[format_name](record, number, stem)
+
+
+def _chunks(record: Record, number: int, stem: str) -> Item:
+    passages = _passages(record, "passages")
+    supporting = record.get("supporting") or []
+    if not isinstance(supporting, list) or any(type(index) is not int for index in supporting):
+        raise DocumentError("'supporting' must be a list of passage indices (whole numbers from 0)")
+    doc, page = record.get("doc"), record.get("page")
+    used = {"_id", "dataset", "question", "answers", "passages", "supporting"}
+    return Item(
+        id=_text(record, "_id"),
+        dataset=_dataset(record, stem),
+        question=_text(record, "question"),
+        answers=_answers(record),
+        passages=passages,
+        supporting=tuple(dict.fromkeys(supporting)),
+        group="" if doc is None else str(doc) if page is None else f"{doc}:{page}",
+        meta={name: value for name, value in record.items() if name not in used},
+    )
+
+
+def _longbench(record: Record, number: int, stem: str) -> Item | None:
+    context = _text(record, "context")
+    question = _text(record, "input", may_be_blank=True)
+    identity, answers = _text(record, "_id"), _answers(record)
+    if not question.strip():
+        return None
+    return Item(
+        id=identity,
+        dataset=_dataset(record, stem),
+        question=question,
+        answers=answers,
+        passages=_context_passages(context),
+        group=_context_group(context),
+        meta=_rest(record, {"_id", "dataset", "input", "answers", "context"}),
+    )
+
+
+def _longbench_v2(record: Record, number: int, stem: str) -> Item:
+    context, answer = _text(record, "context"), _text(record, "answer")
+    choices = {letter: _text(record, f"choice_{letter}", may_be_blank=True) for letter in _LETTERS}
+    if answer not in choices:
+        raise DocumentError(f"'answer' is '{answer}'; expected one of the letters {', '.join(_LETTERS)}")
+    question = _text(record, "question").strip()
+    used = {"_id", "question", "answer", "context", *(f"choice_{letter}" for letter in _LETTERS)}
+    return Item(
+        id=_text(record, "_id"),
+        dataset="longbench_v2",
+        question="\n".join([question, "Choices:", *(f"({letter}) {text}" for letter, text in choices.items())]),
+        answers=(answer,),
+        passages=_context_passages(context),
+        group=_context_group(context),
+        meta={**_rest(record, used), "choices": choices},
+    )
+
+
+def _cacheblend(record: Record, number: int, stem: str) -> Item:
+    return Item(
+        id=f"{stem}-{number}",
+        dataset=stem,
+        question=_text(record, "question"),
+        answers=_answers(record, nested=True),
+        passages=_passages(record, "ctxs"),
+        meta=_rest(record, {"question", "answers", "ctxs"}),
+    )
+
+
+def _kv_retrieval(record: Record, number: int, stem: str) -> Item:
+    pairs, key, value = _field(record, "ordered_kv_records"), _text(record, "key"), _text(record, "value")
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
+    ):
+        raise DocumentError("'ordered_kv_records' must be a list of [key, value], both strings")
+    places = [index for index, pair in enumerate(pairs) if pair[0] == key]
+    if len(places) != 1 or pairs[places[0]][1] != value:
+        raise DocumentError(
+            f"the pair of 'key' and 'value' must be in 'ordered_kv_records' once; the key is there {len(places)} times"
+        )
+    parts = pack([1] * len(pairs), PAIRS_PER_PASSAGE)
+    return Item(
+        id=f"{stem}-{number}",
+        dataset="kv_retrieval",
+        question=f'What is the value of the key "{key}"?',
+        answers=(value,),
+        passages=tuple(Passage("", "\n".join(f'"{pairs[i][0]}": "{pairs[i][1]}"' for i in part)) for part in parts),
+        supporting=(places[0] // PAIRS_PER_PASSAGE,),
+        meta={
+            **_rest(record, {"ordered_kv_records", "value"}),
+            "pairs": len(pairs),
+            "pairs_per_passage": PAIRS_PER_PASSAGE,
+            "place_in_passage": places[0] % PAIRS_PER_PASSAGE,
+        },
+    )
+
+
+_READERS: dict[str, Callable[[Record, int, str], Item | None]] = {
+    "chunks": _chunks,
+    "longbench": _longbench,
+    "longbench_v2": _longbench_v2,
+    "cacheblend": _cacheblend,
+    "kv_retrieval": _kv_retrieval,
+}
+
+
+def _field(record: Record, name: str) -> Any:
+    if name not in record:
+        raise DocumentError(f"'{name}' is missing (fields here: {_listed(record)})")
+    return record[name]
+
+
+def _text(record: Record, name: str, *, may_be_blank: bool = False) -> str:
+    value = _field(record, name)
+    if not isinstance(value, str):
+        raise DocumentError(f"'{name}' is {_kind(value)}; expected a string")
+    if not may_be_blank and not value.strip():
+        raise DocumentError(f"'{name}' is empty; expected some text")
+    return value
+
+
+def _dataset(record: Record, stem: str) -> str:
+    return _text(record, "dataset") if "dataset" in record else stem
+
+
+def _answers(record: Record, *, nested: bool = False) -> tuple[str, ...]:
+    answers = _field(record, "answers")
+    if nested and isinstance(answers, list):
+        answers = [text for entry in answers for text in (entry if isinstance(entry, list) else [entry])]
+    if not isinstance(answers, list):
+        raise DocumentError(f"'answers' is {_kind(answers)}; expected a list of strings")
+    for answer in answers:
+        if not isinstance(answer, str):
+            raise DocumentError(f"'answers' holds {_kind(answer)}; expected strings only")
+    return tuple(answers)
+
+
+def _passages(record: Record, name: str) -> tuple[Passage, ...]:
+    entries = _field(record, name)
+    if not isinstance(entries, list):
+        raise DocumentError(f"'{name}' is {_kind(entries)}; expected a list of {{title, text}}")
+    if not entries:
+        raise DocumentError(f"'{name}' is empty: no passages; give at least one {{title, text}}")
+    passages = []
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise DocumentError(f"passage {index} of '{name}' is {_kind(entry)}; expected {{title, text}}")
+        try:
+            title = _text(entry, "title", may_be_blank=True) if entry.get("title") is not None else ""
+            passages.append(Passage(title, _text(entry, "text")))
+        except DocumentError as error:
+            raise DocumentError(f"passage {index} of '{name}': {error}") from error
+    return tuple(passages)
+
+
+def _context_passages(context: str) -> tuple[Passage, ...]:
+    marked = marked_passages(context)
+    return tuple(pieces(context) if marked is None else marked)
+
+
+def _rest(record: Record, used: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in used}
+
+
+def _context_group(context: str) -> str:
+    """Return a name for the context, so that the questions asked about one text form one cluster."""
+    return "context-" + hashlib.sha256(context.encode("utf-8")).hexdigest()[:16]
+
+
+def _listed(record: Record) -> str:
+    return ", ".join(f"'{name}'" for name in list(record)[:12]) or "(none)"
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")

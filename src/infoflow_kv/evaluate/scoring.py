@@ -1,0 +1,374 @@
+"""Rows → numbers: what each arm reaches on each data set, and its paired difference to a reference arm."""
+
+import statistics as st
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from infoflow_kv.errors import OptionError, unknown_name
+from infoflow_kv.evaluate.metrics import contains_all, exact_match, paper_f1, qa_f1
+from infoflow_kv.evaluate.results import Row, cluster, paired
+from infoflow_kv.evaluate.statistics import (
+    Interval,
+    Tally,
+    gate,
+    holm,
+    paired_bootstrap,
+    recovery,
+    sign_flip_p,
+    wins_ties_losses,
+)
+
+POOLED = "pooled"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What is measured of a row. `better` says which way is good; None: neither, it says what was done."""
+
+    name: str
+    title: str
+    better: Literal["lower", "higher"] | None
+    kind: Literal["fidelity", "task", "cost"]
+    percent: bool = False
+
+
+MEASURES: dict[str, Measure] = {
+    m.name: m
+    for m in (
+        Measure("kl_cont", "KL, continuation", "lower", "fidelity"),
+        Measure("kl_first", "KL, first token", "lower", "fidelity"),
+        Measure("js_cont", "JS, continuation", "lower", "fidelity"),
+        Measure("js_first", "JS, first token", "lower", "fidelity"),
+        Measure("top1", "same first token", "higher", "fidelity", percent=True),
+        Measure("prefix_share", "common greedy prefix", "higher", "fidelity", percent=True),
+        Measure("identical", "identical continuation", "higher", "fidelity", percent=True),
+        Measure("nll_delta", "ΔNLL of the gold answer", "lower", "task"),
+        Measure("f1_longbench", "F1, LongBench", "higher", "task", percent=True),
+        Measure("exact_match", "exact match", "higher", "task", percent=True),
+        Measure("f1_paper", "F1, paper", "higher", "task", percent=True),
+        Measure("hit", "found", "higher", "task", percent=True),
+        Measure("selection_lift", "lift of gold passages", "higher", "fidelity"),
+        Measure("recomputed_share", "recomputed, of reusable", None, "cost", percent=True),
+        Measure("recomputed_share_all", "recomputed, of all", None, "cost", percent=True),
+        Measure("computed_share", "rows computed, mean of layers", None, "cost", percent=True),
+        Measure("ttft_seconds", "TTFT, s", "lower", "cost"),
+        Measure("ttft_ratio", "TTFT ÷ full prefill's", "lower", "cost"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One measure over items. Of a pooled score each number is the mean of the data sets' numbers."""
+
+    n: int
+    mean: float
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One arm on one data set, or on all with equal weights (`dataset` = "pooled").
+
+    `summaries` lacks the measures that no item has (the lift without gold passages, F1 without predictions).
+    """
+
+    dataset: str
+    arm: str
+    method: str
+    budget: float | str | None
+    geometry: str
+    layers: str
+    reorder: bool
+    n: int
+    summaries: Mapping[str, Summary]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An arm's mean paired difference to the reference arm: arm − reference, equal weights over data sets.
+
+    `tally` counts items where the arm is better than, equal to and worse than the reference.
+    """
+
+    arm: str
+    reference: str
+    field: str
+    difference: Interval
+    p: float
+    p_holm: float
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Whether full prefill beats the closed book on a data set by a task measure; None where nothing was measured."""
+
+    dataset: str
+    field: str
+    n: int
+    full: float | None
+    closed: float | None
+    passed: bool | None
+
+
+def measure(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """The rows with every measure of MEASURES as a field, None where it was not measured.
+
+    Rows that were measured before are kept. `hit` is there for needles (1 if every answer occurs) and variable tracking
+    (the share of answers that occur), F1 and exact match for all other items.
+    """
+    rows = list(rows)
+    full_seconds = {row["_id"]: row["ttft_seconds"] for row in rows if row["arm"] == "full"}
+    # A report compares many times: its rows are measured once.
+    return [
+        dict(row) if "ttft_ratio" in row else {**row, **_measured(row, full_seconds.get(row["_id"]))} for row in rows
+    ]
+
+
+def score(rows: Sequence[Mapping[str, Any]], *, gated: Sequence[Gate] | None = None) -> list[Score]:
+    """One record a data set and arm in the order of the rows, then one pooled record an arm.
+
+    Pooled numbers weigh data sets equally; task measures pool only the data sets where the model can do the task
+    (`gates`), fidelity measures all of them.
+    """
+    measured = measure(rows)
+    closed = {(g.dataset, g.field) for g in (gates(rows) if gated is None else gated) if not g.passed}
+    parts: dict[tuple[str, str], list[Row]] = {}
+    for row in measured:
+        parts.setdefault((row["dataset"], row["arm"]), []).append(row)
+    scores = [_score(dataset, part) for (dataset, _), part in parts.items()]
+    for arm in dict.fromkeys(row["arm"] for row in measured):
+        scores.append(_pool([s for s in scores if s.arm == arm and s.dataset != POOLED], closed))
+    return scores
+
+
+def compare(
+    rows: Sequence[Mapping[str, Any]],
+    reference_arm: str,
+    field: str,
+    *,
+    arms: Sequence[str] | None = None,
+    gated: Sequence[Gate] | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> list[Comparison]:
+    """Every other arm (or these `arms`) against the reference on the items that both have, in the order of the rows.
+
+    Items that share a document are resampled together, data sets by themselves; p-values are sign-flip ones, adjusted
+    by Holm over the arms compared here. For a task measure, data sets that fail its gate are left out (`gated`: the
+    result of `gates` on these rows, where it is known already). Arms that share no item with the reference are left
+    out. OptionError for an unknown arm or measure.
+    """
+    if field not in MEASURES:
+        raise unknown_name("measure", field, MEASURES)
+    kept = _counted(rows, field, gated)
+    known = list(dict.fromkeys(row["arm"] for row in rows))
+    for arm in (reference_arm, *(arms or ())):
+        if arm not in known:
+            raise unknown_name("arm", arm, known)
+    left = {row["arm"] for row in kept}
+    sign = -1.0 if MEASURES[field].better == "lower" else 1.0
+    found: list[tuple[str, Interval, float, Tally]] = []
+    for arm in arms or known:
+        if arm == reference_arm or not {arm, reference_arm} <= left:
+            continue
+        pairs = paired(kept, arm, reference_arm, field)
+        if not pairs.ids:
+            continue
+        differences = np.subtract(pairs.a, pairs.b)
+        labels = (pairs.clusters, pairs.datasets, resamples, seed)
+        tally = wins_ties_losses(sign * differences)
+        found.append((arm, paired_bootstrap(differences, *labels), sign_flip_p(differences, *labels), tally))
+    adjusted = holm([p for _, _, p, _ in found]) if found else ()
+    return [
+        Comparison(arm, reference_arm, field, interval, p, p_holm, tally)
+        for (arm, interval, p, tally), p_holm in zip(found, adjusted, strict=True)
+    ]
+
+
+def interval_of(
+    rows: Sequence[Mapping[str, Any]],
+    arm: str,
+    field: str,
+    *,
+    gated: Sequence[Gate] | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval | None:
+    """The arm's mean with its interval, clusters and data sets as in `compare`; None where no item has the measure."""
+    if field not in MEASURES:
+        raise unknown_name("measure", field, MEASURES)
+    kept = [row for row in _counted(rows, field, gated) if row["arm"] == arm and row[field] is not None]
+    if not kept:
+        return None
+    clusters, datasets = [cluster(row) for row in kept], [row["dataset"] for row in kept]
+    return paired_bootstrap([float(row[field]) for row in kept], clusters, datasets, resamples, seed)
+
+
+def gates(rows: Sequence[Mapping[str, Any]], *, resamples: int = 10_000, seed: int = 0) -> list[Gate]:
+    """Per data set and task measure, whether full prefill beats the model without any context.
+
+    The gold answer's NLL decides on ΔNLL, F1 by LongBench on itself and on exact match, the paper's F1 on itself, found
+    answers on `hit`. `passed` is None where the arm `full` or its closed-book run is missing: such a set does not count
+    either, for nobody knows.
+    """
+    found: list[Gate] = []
+    for dataset in dict.fromkeys(row["dataset"] for row in rows):
+        full = [row for row in rows if row["dataset"] == dataset and row["arm"] == "full"]
+        made = any(_is_made(row) for row in rows if row["dataset"] == dataset)
+        for field in ("nll_delta", "hit") if made else ("nll_delta", "f1_longbench", "f1_paper"):
+            pairs = [(row, *pair) for row in full if (pair := _open_and_closed(row, field)) is not None]
+            if not pairs:
+                found.append(Gate(dataset, field, 0, None, None, None))
+                continue
+            opened, closed = [pair[1] for pair in pairs], [pair[2] for pair in pairs]
+            # A loss is negated, so that higher is better; the record tells it as it is.
+            sign = -1.0 if field == "nll_delta" else 1.0
+            clusters = [cluster(row) for row, _, _ in pairs]
+            passed = gate(
+                [sign * x for x in opened], [sign * x for x in closed], clusters, resamples=resamples, seed=seed
+            )
+            found.append(Gate(dataset, field, len(pairs), st.fmean(opened), st.fmean(closed), passed))
+    return found
+
+
+def recovered(
+    rows: Sequence[Mapping[str, Any]],
+    field: str,
+    *,
+    gated: Sequence[Gate] | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> dict[str, Interval | None]:
+    """Per arm, the share of the gap between `none` and `full` that it closes; None where the gap may be 0.
+
+    Empty without the arms `none` and `full`. Of the other arms only the items that all three have count.
+    """
+    if field not in MEASURES:
+        raise unknown_name("measure", field, MEASURES)
+    kept = _counted(rows, field, gated)
+    arms = list(dict.fromkeys(row["arm"] for row in kept))
+    if not {"none", "full"} <= set(arms):
+        return {}
+    values = {arm: {r["_id"]: r for r in kept if r["arm"] == arm and r[field] is not None} for arm in arms}
+    found: dict[str, Interval | None] = {}
+    for arm in arms:
+        items = [item for item in values[arm] if item in values["none"] and item in values["full"]]
+        if arm in ("none", "full") or not items:
+            continue
+        none, ours, full = ([float(values[a][item][field]) for item in items] for a in ("none", arm, "full"))
+        clusters = [cluster(values[arm][item]) for item in items]
+        datasets = [values[arm][item]["dataset"] for item in items]
+        found[arm] = recovery(none, ours, full, clusters, datasets, resamples, seed)
+    return found
+
+
+def _counted(rows: Sequence[Mapping[str, Any]], field: str, gated: Sequence[Gate] | None) -> list[Row]:
+    """The measured rows without those of data sets that a task measure cannot judge."""
+    measured = measure(rows)
+    if MEASURES[field].kind != "task":
+        return measured
+    decides = _DECIDED_BY.get(field, field)
+    closed = {g.dataset for g in (gates(rows) if gated is None else gated) if g.field == decides and not g.passed}
+    return [row for row in measured if row["dataset"] not in closed]
+
+
+def _measured(row: Mapping[str, Any], full_seconds: float | None) -> dict[str, float | None]:
+    prediction, answers = row["prediction"], row["answers"]
+    return {
+        "top1": float(row["top1"]),
+        # A continuation of no tokens (full prefill stops at once) is shared in full.
+        "prefix_share": row["prefix"] / row["prefix_of"] if row["prefix_of"] else 1.0,
+        "identical": float(row["prefix"] == row["prefix_of"]),
+        "nll_delta": row["gold_nll"] - row["full_gold_nll"],
+        "ttft_ratio": row["ttft_seconds"] / full_seconds if full_seconds else None,
+        **{field: _task_value(row, field, prediction, answers) for field in _TASKS},
+    }
+
+
+def _task_value(row: Mapping[str, Any], field: str, prediction: str | None, answers: Sequence[str]) -> float | None:
+    # Of a made task only the value counts: F1 against a needle would measure how the answer is worded.
+    if prediction is None or _is_made(row) != (field == "hit"):
+        return None
+    if field == "hit":
+        share = contains_all(prediction, answers)
+        return share if is_tracking(row) else float(share == 1)
+    return float(_TASKS[field](prediction, answers))
+
+
+_DECIDED_BY = {"exact_match": "f1_longbench"}
+_TASKS = {"f1_longbench": qa_f1, "exact_match": exact_match, "f1_paper": paper_f1, "hit": contains_all}
+
+
+def is_needle(row: Mapping[str, Any]) -> bool:
+    """True for a made needle item: its meta has a kind, a depth and a length."""
+    return {"kind", "depth", "length"} <= set(row["meta"])
+
+
+def is_tracking(row: Mapping[str, Any]) -> bool:
+    """True for a made variable-tracking item: its meta counts hops (question sets list theirs)."""
+    return isinstance(row["meta"].get("hops"), int)
+
+
+def _is_made(row: Mapping[str, Any]) -> bool:
+    return is_needle(row) or is_tracking(row)
+
+
+def _open_and_closed(row: Mapping[str, Any], field: str) -> tuple[float, float] | None:
+    """The measure of full prefill and of the closed book on one item, if both are there."""
+    if field == "nll_delta":
+        closed = row.get("closed_gold_nll")
+        return None if closed is None else (float(row["gold_nll"]), float(closed))
+    ours = _task_value(row, field, row["prediction"], row["answers"])
+    theirs = _task_value(row, field, row.get("closed_prediction"), row["answers"])
+    return None if ours is None or theirs is None else (ours, theirs)
+
+
+def _score(dataset: str, rows: Sequence[Row]) -> Score:
+    summaries = {}
+    for field in MEASURES:
+        values = [float(row[field]) for row in rows if row.get(field) is not None]
+        if values:
+            p95 = float(np.percentile(values, 95))
+            summaries[field] = Summary(len(values), st.fmean(values), st.median(values), p95)
+    one = rows[0]
+    layers = one["layers"] if isinstance(one["layers"], str) else ",".join(map(str, one["layers"] or ()))
+    for field in ("method", "budget", "geometry", "reorder"):
+        if any(row[field] != one[field] for row in rows):
+            raise OptionError(
+                f"arm '{one['arm']}' has rows of different {field}; an arm's name must say all that differs: predict "
+                "the arms again in one run"
+            )
+    return Score(
+        dataset, one["arm"], one["method"], one["budget"], one["geometry"], layers, one["reorder"], len(rows), summaries
+    )
+
+
+def _pool(scores: Sequence[Score], closed: set[tuple[str, str]]) -> Score:
+    summaries = {}
+    for field in MEASURES:
+        parts = [
+            s.summaries[field]
+            for s in scores
+            if field in s.summaries and (s.dataset, _DECIDED_BY.get(field, field)) not in closed
+        ]
+        if parts:
+            mean, median, p95 = (st.fmean(getattr(p, name) for p in parts) for name in ("mean", "median", "p95"))
+            summaries[field] = Summary(sum(p.n for p in parts), mean, median, p95)
+    one = scores[0]
+    return Score(
+        POOLED,
+        one.arm,
+        one.method,
+        one.budget,
+        one.geometry,
+        one.layers,
+        one.reorder,
+        sum(s.n for s in scores),
+        summaries,
+    )

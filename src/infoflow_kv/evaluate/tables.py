@@ -1,0 +1,231 @@
+"""The tables of a report, each as Markdown; "" where there is nothing to tell."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from infoflow_kv.evaluate import digits
+from infoflow_kv.evaluate.findings import Findings, variant
+from infoflow_kv.evaluate.results import cluster
+from infoflow_kv.evaluate.scoring import MEASURES, POOLED, Comparison, Score, recovered
+
+MARK = "†"  # the interval of the difference excludes 0
+
+
+def table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right; "" without lines."""
+    if not lines:
+        return ""
+    rules = ["---" if place == 0 or column in ("arm", "document") else "---:" for place, column in enumerate(columns)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rules, *lines))
+
+
+def code(text: Any) -> str:
+    """Foreign text as Markdown code, harmless in a table."""
+    shown = str(text).replace("`", "'").replace("|", "¦").replace("\n", " ").strip()
+    return f"`{shown}`" if shown else digits.NOTHING
+
+
+def distance(findings: Findings, scope: str) -> str:
+    """KL and JS to full prefill, with the paired difference to the reference method at the same budget."""
+    lines = []
+    for budget in (None, *findings.budgets):
+        against = _against(findings, scope, budget, "kl_cont")
+        best = None if budget is None else findings.winner(scope, budget, "kl_cont")
+        for s in findings.at(scope, budget):
+            kl = _spread(s, "kl_cont")
+            others = [_spread(s, field) for field in ("js_cont", "kl_first", "js_first")]
+            difference = _difference(against.get(s.arm))
+            lines.append([code(s.arm), str(s.n), f"**{kl}**" if s.arm == best else kl, *difference, *others])
+    titles = ["KL cont.", f"KL cont. − {findings.reference}", "p (Holm)", "better/equal/worse"]
+    return table(["arm", "n", *titles, "JS cont.", "KL first", "JS first"], lines)
+
+
+def agreement(findings: Findings, scope: str) -> str:
+    """How often the greedy tokens are full prefill's, and what the gold answer loses."""
+    lines = []
+    for budget in (None, *findings.budgets):
+        against = _against(findings, scope, budget, "nll_delta")
+        for s in findings.at(scope, budget):
+            cells = [_mean(s, field) for field in ("top1", "prefix_share", "identical", "nll_delta", "selection_lift")]
+            lines.append([code(s.arm), str(s.n), *cells, _difference(against.get(s.arm))[0]])
+    titles = ["same first token, %", "common prefix, %", "identical, %", "ΔNLL", "lift"]
+    return table(["arm", "n", *titles, f"ΔNLL − {findings.reference}"], lines)
+
+
+def answers(findings: Findings, field: str) -> str:
+    """A task measure: a column a data set that passed its gate, their mean, and the difference to the reference."""
+    decides = "f1_longbench" if field == "exact_match" else field
+    passed = [g.dataset for g in findings.gated if g.field == decides and g.passed]
+    if not passed:
+        return ""
+    lines = []
+    for budget in (None, *findings.budgets):
+        against = _against(findings, POOLED, budget, field)
+        best = None if budget is None else findings.winner(POOLED, budget, field, lower=False)
+        for pooled in findings.at(POOLED, budget):
+            if field not in pooled.summaries:
+                continue
+            by_set = {s.dataset: s for s in findings.scores if s.arm == pooled.arm}
+            cells = [_mean(by_set[dataset], field) if dataset in by_set else digits.NOTHING for dataset in passed]
+            mean = _mean(pooled, field)
+            n = str(pooled.summaries[field].n)
+            difference = _difference(against.get(pooled.arm), scale=100)
+            lines.append([code(pooled.arm), n, *cells, f"**{mean}**" if pooled.arm == best else mean, *difference])
+    columns = ["arm", "n", *map(code, passed), "mean", f"mean − {findings.reference}", "p (Holm)", "better/equal/worse"]
+    return table(columns, lines)
+
+
+def found_by(findings: Findings, dataset: str, fact: str) -> str:
+    """Share of found answers on a made data set, a column a value of this fact of its items (kind, hops, order …)."""
+    rows = [
+        row for row in findings.rows if row["dataset"] == dataset and row["hit"] is not None and fact in row["meta"]
+    ]
+    values = sorted({row["meta"][fact] for row in rows}, key=lambda value: (str(type(value)), value))
+    lines = []
+    for budget in (None, *findings.budgets):
+        for s in findings.at(dataset, budget):
+            ours = [row for row in rows if row["arm"] == s.arm]
+            parts = [[row["hit"] for row in ours if row["meta"][fact] == value] for value in values]
+            if ours:
+                lines.append([code(s.arm), str(len(ours)), *(digits.percent(fmean(p) if p else None) for p in parts)])
+    return table(["arm", "n", *(f"{fact} {code(value)}" for value in values)], lines)
+
+
+def recovery_table(findings: Findings) -> str:
+    """The share of the gap between `none` and `full` that each arm closes."""
+    fields = ("kl_cont", "js_cont", "kl_first", "nll_delta")
+    shares = {f: recovered(findings.rows, f, gated=findings.gated, resamples=findings.resamples) for f in fields}
+    lines = []
+    for budget in findings.budgets:
+        for s in findings.at(POOLED, budget):
+            cells = []
+            for field in fields:
+                share = shares[field].get(s.arm)
+                cells.append(digits.NOTHING if share is None else digits.interval(share, 100, signed=False))
+            if any(cell != digits.NOTHING for cell in cells):
+                lines.append([code(s.arm), *cells])
+    return table(["arm", *(f"{MEASURES[field].title}, %" for field in fields)], lines)
+
+
+def gate_table(findings: Findings) -> str:
+    """Every data set and task measure with the verdict of its gate."""
+    words = {True: "counts", False: "**model cannot do this**", None: "not measured, does not count"}
+    lines = []
+    for g in findings.gated:
+        show = digits.percent if MEASURES[g.field].percent else digits.plain
+        title = "NLL of the gold answer" if g.field == "nll_delta" else f"{MEASURES[g.field].title}, %"
+        lines.append([code(g.dataset), title, str(g.n), show(g.full), show(g.closed), words[g.passed]])
+    return table(["data set", "measure", "n", "full prefill", "no context", "verdict"], lines)
+
+
+def ablation(findings: Findings, kind: str) -> str:
+    """Arms that differ in `kind` alone ("geometry", "layers") beside the plain arm of the same method and budget."""
+    scope, lines = findings.scopes[0], []
+    for budget in (None, *findings.budgets):
+        scores = findings.at(scope, budget, main=False)
+        for method in dict.fromkeys(s.method for s in scores if set(variant(s.arm)) == {kind}):
+            ours = [s for s in scores if s.method == method and set(variant(s.arm)) <= {kind}]
+            plain = next((s.arm for s in ours if not variant(s.arm)), None)
+            against = {} if plain is None else findings.against(scope, plain, [s.arm for s in ours], "kl_cont")
+            for s in ours:
+                setting = variant(s.arm).get(kind) or f"{s.geometry if kind == 'geometry' else s.layers} (default)"
+                cells = [_mean(s, field) for field in ("kl_cont", "js_cont", "top1", "nll_delta")]
+                difference = _difference(against.get(s.arm))[:2]
+                lines.append([code(s.method), str(s.budget), code(setting), str(s.n), *cells, *difference])
+    titles = ["KL cont.", "JS cont.", "same first token, %", "ΔNLL", "KL cont. − default", "p (Holm)"]
+    return table(["method", "budget", kind, "n", *titles], lines)
+
+
+def budget_table(findings: Findings) -> str:
+    """The shares that were really recomputed, against the budget that was asked for."""
+    lines = []
+    for budget in (None, *findings.budgets):
+        for s in findings.at(POOLED, budget):
+            ours = [row["recomputed_share"] for row in findings.rows if row["arm"] == s.arm]
+            span = f"{digits.percent(min(ours))} to {digits.percent(max(ours))}"
+            asked = digits.NOTHING if budget is None else _budget(budget)
+            cells = [_mean(s, f) for f in ("recomputed_share", "recomputed_share_all", "computed_share")]
+            times = [_median(s, "ttft_seconds"), _median(s, "ttft_ratio")]
+            lines.append([code(s.arm), asked, cells[0], span, *cells[1:], *times])
+    return table(
+        [
+            "arm",
+            "asked, %",
+            "of reusable, %",
+            "least to most",
+            "of all tokens, %",
+            "rows computed, %",
+            "TTFT median, s",
+            "TTFT ÷ full",
+        ],
+        lines,
+    )
+
+
+def data_table(findings: Findings) -> str:
+    """What the data sets hold."""
+    lines = []
+    for dataset in findings.datasets:
+        rows = {row["_id"]: row for row in findings.rows if row["dataset"] == dataset}.values()
+        documents = len({cluster(row) for row in rows})
+        cells = [f"{fmean(row[f] for row in rows):.0f}" for f in ("chunks", "context_tokens", "reusable_tokens")]
+        lines.append([code(dataset), str(len(rows)), str(documents), *cells])
+    return table(["data set", "items", "clusters", "chunks", "context tokens", "reusable tokens"], lines)
+
+
+def deviations(findings: Findings) -> str:
+    """Relative distance of keys and values to full prefill's, mean over layers and items."""
+    lines = []
+    for budget in (None, *findings.budgets):
+        for s in findings.at(POOLED, budget):
+            ours = [row for row in findings.rows if row["arm"] == s.arm]
+            cells = [_layer_mean(ours, f, part) for f in ("delta_k", "delta_v") for part in ("repaired", "reused")]
+            if any(cell is not None for cell in cells):
+                lines.append([code(s.arm), *map(digits.plain, cells)])
+    return table(["arm", "ΔK recomputed", "ΔK reused", "ΔV recomputed", "ΔV reused"], lines)
+
+
+def _layer_mean(rows: Sequence[Mapping[str, Any]], field: str, part: str) -> float | None:
+    values = [fmean(row[field][part]) for row in rows if row.get(field) and row[field].get(part)]
+    return fmean(values) if values else None
+
+
+def _against(findings: Findings, scope: str, budget: float | str | None, field: str) -> dict[str, Comparison]:
+    reference = None if budget is None else findings.reference_at(budget)
+    if budget is None or reference is None:
+        return {}
+    arms = [s.arm for s in findings.at(scope, budget) if field in s.summaries]
+    return findings.against(scope, reference, arms, field)
+
+
+def _difference(found: Comparison | None, scale: float = 1.0) -> list[str]:
+    """Three cells: the difference, marked where its interval excludes 0; the adjusted p-value; the tally."""
+    if found is None:
+        return [digits.NOTHING] * 3
+    text = digits.interval(found.difference, scale)
+    marked = f"{text} {MARK}" if found.difference.excludes_zero else text
+    tally = found.tally
+    return [marked, digits.probability(found.p_holm), f"{tally.wins}/{tally.ties}/{tally.losses}"]
+
+
+def _spread(s: Score, field: str) -> str:
+    summary = s.summaries.get(field)
+    if summary is None:
+        return digits.NOTHING
+    return " / ".join(map(digits.plain, (summary.mean, summary.median, summary.p95)))
+
+
+def _mean(s: Score, field: str) -> str:
+    summary = s.summaries.get(field)
+    value = None if summary is None else summary.mean
+    return digits.percent(value) if MEASURES[field].percent else digits.plain(value)
+
+
+def _median(s: Score, field: str) -> str:
+    summary = s.summaries.get(field)
+    return digits.plain(None if summary is None else summary.median)
+
+
+def _budget(budget: float | str) -> str:
+    return code(budget) if isinstance(budget, str) else f"{100 * budget:g}"

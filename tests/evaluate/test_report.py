@@ -1,0 +1,324 @@
+"""The report: every table there, nothing claimed inside an interval, one page that asks the network for nothing."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluate.lab_rows import RUN, made_run, row
+from infoflow_kv.errors import InputError, OptionError
+from infoflow_kv.evaluate import digits
+from infoflow_kv.evaluate.findings import find, variant
+from infoflow_kv.evaluate.report import render_markdown, write_report
+from infoflow_kv.evaluate.statistics import Interval
+
+FEW = 200  # resamples
+EXPLAINED = {
+    "methods": [{"name": "infoflow", "chunks": [{"title": "A", "tokens": 4, "scores": [], "recomputed": [1, 0, 0, 1]}]}]
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    folder = tmp_path_factory.mktemp("report")
+    return folder, write_report(made_run(items=6), [RUN], folder, explained=EXPLAINED, resamples=FEW)
+
+
+@pytest.fixture(scope="module")
+def markdown(written: tuple[Path, list[Path]]) -> str:
+    return (written[0] / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(written: tuple[Path, list[Path]]) -> str:
+    return (written[0] / "report.html").read_text(encoding="utf-8")
+
+
+def section(markdown: str, title: str) -> str:
+    """The text under the heading that starts with `title`."""
+    [found] = [part for part in markdown.split("\n## ") if part.startswith(title)]
+    return found
+
+
+def cells(text: str, arm: str) -> list[str]:
+    [line] = [line for line in text.splitlines() if line.startswith(f"| `{arm}` |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_all_files_are_written(written: tuple[Path, list[Path]]) -> None:
+    folder, files = written
+    assert all(file.is_file() for file in files)
+    names = [file.relative_to(folder).as_posix() for file in files]
+    figures = (
+        "budgets-kl",
+        "budgets-js",
+        "pareto-rows",
+        "pareto-ttft",
+        "layers-infoflow",
+        "needle",
+        "hops",
+        "selection",
+    )
+    assert names == ["report.md", "report.html", *(f"figures/{n}.{end}" for n in figures for end in ("png", "svg"))]
+
+
+def test_sections_come_in_order(markdown: str) -> None:
+    titles = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
+    assert titles[:13] == [
+        "What ran",
+        "How to read the tables",
+        "What this can show",
+        "Distance to full prefill: all data sets, equal weights",
+        "Agreement with full prefill: all data sets, equal weights",
+        "Recovery",
+        "Answers: F1, LongBench (protocol `longbench`), %",
+        "Answers: exact match, %",
+        "Answers: F1, paper (protocol `paper`), %",
+        "Needles: `needle`, found in %",
+        "Variable tracking: `vt`, found in %",
+        "Gate",
+        "Geometry",
+    ]
+    assert titles[13:16] == ["Layers", "Budgets", "One request"]
+    assert "Data set `vt`: agreement" in titles
+
+
+def test_what_ran_is_told(markdown: str) -> None:
+    told = section(markdown, "What ran")
+    for words in ("| model | `made-135m` |", "| threads | `2` |", "| host cores | `2` |", "`influence@0.3`"):
+        assert words in told
+    assert cells(told, "musique") == ["`musique`", "6", "3", "10", "1000", "800"]
+
+
+def test_numbers_reach_the_tables(markdown: str) -> None:
+    budgets = section(markdown, "Budgets")
+    assert cells(budgets, "infoflow@0.15")[1:6] == ["15", "15.0", "15.0 to 15.0", "12.0", "19.0"]
+    assert cells(budgets, "infoflow@0.15")[6:] == ["0.400", "0.200"]
+    assert cells(section(markdown, "Distance"), "full")[2] == "0 / 0 / 0"
+    assert cells(section(markdown, "Agreement"), "influence@0.15")[6] == "1.15"
+
+
+def test_marks_and_bold_only_outside_the_intervals(markdown: str) -> None:
+    distance = section(markdown, "Distance")
+    assert cells(distance, "random@0.15")[3].endswith("†")
+    assert cells(distance, "influence@0.3")[2].startswith("**")
+    bold = [line for line in distance.splitlines() if "**" in line]
+    assert all(line.startswith("| `influence@") for line in bold)
+
+
+def test_nothing_is_bold_where_an_interval_holds_zero() -> None:
+    rows = []
+    for i in range(10):
+        rows.append(row(f"q{i}", "infoflow@0.15", kl_cont=0.2))
+        rows.append(row(f"q{i}", "epic@0.15", kl_cont=0.2 + (0.05 if i % 2 else -0.06)))
+    distance = section(render_markdown(rows, [], resamples=FEW), "Distance")
+    assert "**" not in distance
+    assert "†" not in cells(distance, "epic@0.15")[3]
+
+
+def test_bounds_win_nothing() -> None:
+    rows = [
+        row(f"q{i}", arm, kl_cont=kl) for i in range(10) for arm, kl in (("oracle@0.15", 0.01), ("infoflow@0.15", 0.2))
+    ]
+    assert "**" not in section(render_markdown(rows, [], resamples=FEW), "Distance")
+
+
+def test_the_two_f1_protocols_never_share_a_table(markdown: str) -> None:
+    longbench, paper = section(markdown, "Answers: F1, LongBench"), section(markdown, "Answers: F1, paper")
+    assert cells(longbench, "infoflow@0.15")[:4] == ["`infoflow@0.15`", "6", "100.0", "100.0"]
+    assert "paper" not in longbench and cells(paper, "full")[3] == "100.0"
+    assert "Left out by the gate: `hotpotqa`." in longbench
+
+
+def test_the_gate_lists_what_the_model_cannot_do(markdown: str) -> None:
+    gate = section(markdown, "Gate")
+    assert gate.count("**model cannot do this**") == 3
+    assert all(line.startswith("| `hotpotqa`") for line in gate.splitlines() if "cannot" in line)
+
+
+def test_recovery_and_ablations(markdown: str) -> None:
+    recovery = section(markdown, "Recovery")
+    shares = [float(cells(recovery, f"{m}@0.3")[1].split()[0]) for m in ("random", "epic", "infoflow", "influence")]
+    assert shares == sorted(shares) and 60 < shares[2] < 72  # made: 0.3 × 2.2 = 66 %
+    geometry = section(markdown, "Geometry")
+    assert [line.split("|")[3].strip() for line in geometry.splitlines() if line.startswith("| `infoflow`")] == [
+        "`GLOBAL (default)`",
+        "`HL-TP`",
+        "`TL-TP`",
+    ]
+    layers = section(markdown, "Layers")
+    assert "`relative`" in layers and "`27`" in layers and "layers-infoflow.svg" in layers
+    assert "[layers=" not in section(markdown, "Distance")
+
+
+def test_made_tasks_have_a_column_a_kind_and_a_hop(markdown: str) -> None:
+    vt = section(markdown, "Variable tracking")
+    assert "| hops `1` | hops `2` | hops `3` | hops `4` |" in vt and "hops.svg" in vt
+    assert cells(vt.split("| order")[0], "full")[2:] == ["100.0"] * 4
+    assert "| order `forward` | order `shuffled` |" in vt
+    needles = section(markdown, "Needles")
+    assert "| kind `single` |" in needles and "| place `end` | place `start` |" in needles and "needle.svg" in needles
+
+
+def test_pages_markdown_and_render_agree(markdown: str) -> None:
+    rendered = render_markdown(made_run(items=6), [RUN], "results/", explained=EXPLAINED, resamples=FEW)
+    assert rendered == markdown.replace("](figures/", "](results/")
+
+
+class Page(HTMLParser):
+    """Counts tags and collects what could leave the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.targets: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.targets += [v or "" for k, v in attrs if k in ("href", "src", "xlink:href", "srcset", "data", "action")]
+        self.ids += [v or "" for k, v in attrs if k == "id"]
+
+
+def test_the_page_holds_everything_and_asks_for_nothing(markdown: str, page: str) -> None:
+    parsed = Page()
+    parsed.feed(page)
+    assert parsed.tags.count("table") == len(re.findall(r"^\| ---", markdown, re.MULTILINE)) > 20
+    assert parsed.tags.count("svg") == markdown.count("![") == 8
+    assert not {"script", "link", "iframe", "img", "object", "form"} & set(parsed.tags)
+    assert all(target.startswith(("#", "data:image/png;base64,")) for target in parsed.targets)
+    assert set(re.findall(r"https?://[^\"'\s<]+", page)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+    assert "@import" not in page and "prefers-color-scheme: dark" in page
+    assert len(set(parsed.ids)) == len(parsed.ids)
+    assert {target[1:] for target in parsed.targets if target.startswith("#")} <= set(parsed.ids)
+    assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(parsed.ids)
+    assert "**" not in page and "<strong>model cannot do this</strong>" in page
+
+
+def test_equal_results_give_equal_files(tmp_path: Path) -> None:
+    rows = [r for r in made_run(items=2) if r["dataset"] == "musique"]
+    for name in ("a", "b"):
+        write_report(rows, [RUN], tmp_path / name, resamples=FEW)
+    files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file())
+    assert len(files) > 4
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_foreign_text_stays_text(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>|`x`"
+    rows = [row(f"q{i}", arm, dataset=evil) for i in range(2) for arm in ("full", "none", "infoflow@0.15", "epic@0.15")]
+    run = {**RUN, "model": evil, "environment": {"note|d": "a|b\nc", "<i>": None}}
+    write_report(rows, [run], tmp_path, resamples=FEW)
+    html, text = ((tmp_path / name).read_text(encoding="utf-8") for name in ("report.html", "report.md"))
+    assert "<script" not in html and "<i>" not in html
+    assert "&lt;script&gt;" in html
+    assert "`<script>alert(1)</script>¦'x'`" in text
+
+
+def test_a_floor_of_nothing_found(tmp_path: Path) -> None:
+    rows = [r for r in made_run(items=2, floor=True) if r["dataset"] in ("needle", "vt") and "[" not in r["arm"]]
+    write_report(rows, [RUN], tmp_path, resamples=FEW)
+    assert "log-probability" in (tmp_path / "figures" / "needle.svg").read_text(encoding="utf-8")
+    assert "log-probability" in (tmp_path / "figures" / "hops.svg").read_text(encoding="utf-8")
+
+
+def test_rows_without_predictions_full_or_reference() -> None:
+    rows = [row(f"q{i}", "epic@0.15", prediction=None, budget="auto:0.7") for i in range(3)]
+    told = render_markdown(rows, [], resamples=FEW)
+    assert "No `run.json` came with these rows" in told and "One data set only" in told
+    assert "Answers" not in told and "Recovery" not in told
+    assert "not measured, does not count" in section(told, "Gate")
+    assert cells(section(told, "Budgets"), "epic@0.15")[1] == "`auto:0.7`"
+
+
+def test_uneven_arms_are_told() -> None:
+    rows = [row("q1", "full"), row("q2", "full"), row("q1", "none")]
+    assert "Arms cover between 1 and 2 items" in render_markdown(rows, [], resamples=FEW)
+
+
+def test_one_document_gives_no_interval_and_the_report_says_so() -> None:
+    rows = [row(f"q{i}", arm, group="d", kl_cont=i / 9) for i in range(3) for arm in ("infoflow@0.15", "epic@0.15")]
+    told = render_markdown(rows, [], resamples=FEW)
+    assert "All items of `made` share one document" in told
+    assert "[too few documents for an interval]" in cells(section(told, "Distance"), "epic@0.15")[3]
+
+
+def test_keys_and_values_are_averaged_over_layers_and_items() -> None:
+    deltas = ({"repaired": [0.1, 0.3], "reused": [0.5, 0.5]}, {"repaired": [0.2, 0.6], "reused": []})
+    rows = [row(f"q{i}", "epic@0.15", delta_k=delta) for i, delta in enumerate(deltas)]
+    told = section(render_markdown(rows, [], resamples=FEW), "Keys and values")
+    assert cells(told, "epic@0.15") == ["`epic@0.15`", "0.300", "0.500", "–", "–"]
+
+
+def test_times_of_a_gpu_are_told_otherwise() -> None:
+    rows = [row("q1", "full"), row("q1", "none")]
+    gpu = {**RUN, "environment": {"device": "cuda:0"}}
+    assert "Times on a CPU" not in render_markdown(rows, [gpu], resamples=FEW)
+    assert "Times on a CPU" in render_markdown(rows, [RUN], resamples=FEW)
+
+
+def test_bad_input_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no rows to report; run .infoflow-kv eval predict"):
+        write_report([], [], tmp_path)
+    with pytest.raises(OptionError, match="unknown reference method 'infolow'; did you mean 'infoflow'"):
+        write_report([row("q1", "infoflow@0.15")], [], tmp_path, reference="infolow")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_reference_can_be_chosen() -> None:
+    rows = [row(f"q{i}", arm) for i in range(3) for arm in ("full", "epic@0.15", "seam@0.15")]
+    assert find(rows, resamples=FEW).reference == "epic"
+    told = render_markdown(rows, [], reference="seam", resamples=FEW)
+    assert "KL cont. − seam" in told and cells(section(told, "Distance"), "epic@0.15")[3] == "0 [0, 0]"
+
+
+@pytest.mark.parametrize(
+    ("arm", "says"),
+    [
+        ("infoflow@0.15", {}),
+        ("infoflow[layers=relative]@0.15", {"layers": "relative"}),
+        ("infoflow[layers=22,23]@0.15", {"layers": "22,23"}),
+        ("infoflow[layers=22,23,geometry=HL-TP]@0.05", {"layers": "22,23", "geometry": "HL-TP"}),
+        ("infoflow[reorder]@0.15", {"reorder": ""}),
+    ],
+)
+def test_variants_are_read_from_the_name(arm: str, says: dict[str, str]) -> None:
+    assert variant(arm) == says
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "–"),
+        (0.0, "0"),
+        (123.4, "123"),
+        (12.34, "12.3"),
+        (1.234, "1.23"),
+        (0.2596, "0.260"),
+        (-0.01234, "−0.0123"),
+        (4e-6, "4e-06"),
+    ],
+)
+def test_digits_of_a_number(value: float | None, shown: str) -> None:
+    assert digits.plain(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("interval", "options", "shown"),
+    [
+        (Interval(0.04356, 0.03923, 0.04809, 9), {}, "+0.0436 [+0.0392, +0.0481]"),
+        (Interval(-0.2, -0.5, 0.1, 9), {}, "−0.20 [−0.50, +0.10]"),
+        (Interval(0.5, 0.25, 0.75, 9), {"scale": 100, "signed": False}, "50 [25, 75]"),
+        (Interval(0.25, 0.25, 0.25, 9), {}, "+0.250 [+0.250, +0.250]"),
+        (Interval(0.25, float("-inf"), float("inf"), 1), {}, "+0.25 [too few documents for an interval]"),
+        (None, {}, "–"),
+    ],
+)
+def test_digits_of_an_interval(interval: Interval | None, options: dict[str, Any], shown: str) -> None:
+    assert digits.interval(interval, **options) == shown
