@@ -1,0 +1,303 @@
+"""One item: the reference by plain Transformers, then one row per arm."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infoflow_kv.decoding import Sampling, decode, sampler
+from infoflow_kv.engine import Engine
+from infoflow_kv.errors import ComputeError
+from infoflow_kv.evaluate.arms import Arm
+from infoflow_kv.evaluate.distances import agreement, divergences, kv_error, margin, nll, selection_lift
+from infoflow_kv.evaluate.items import Item
+from infoflow_kv.evaluate.results import FORMAT
+from infoflow_kv.models import PlainRun, forward_rows, greedy
+from infoflow_kv.records import Document, Prompt
+from infoflow_kv.runs import Run
+from infoflow_kv.store import MemoryStore
+
+if TYPE_CHECKING:
+    from infoflow_kv.models import LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How items are measured. `continuation`: places over which distances are taken. `generate`: budgets whose arms
+    also write an answer of up to `max_new_tokens` (None: all arms). `kv_error`: ΔK and ΔV per layer."""
+
+    max_new_tokens: int = 32
+    continuation: int = 16
+    generate: tuple[float | str, ...] | None = None
+    kv_error: bool = False
+    chunk_tokens: int = 512
+    head_policy: str = "head"
+    instruction: str = "Answer the question using the documents. Give the answer only, in a few words."
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What plain Transformers says about an item: its greedy answer, the gold answer's NLL with and without context.
+
+    `forced`: the part of the answer over which arms are compared.
+    """
+
+    plain: PlainRun
+    forced: tuple[int, ...]
+    gold_ids: tuple[int, ...]
+    gold_nll: float
+    closed_nll: float
+    closed_prediction: str
+
+
+class Bench:
+    """A model with its plain twin, ready to measure items one after the other."""
+
+    def __init__(self, model: "LanguageModel", options: Options) -> None:
+        self.model = model
+        self.options = options
+        self.plain = model.plain("eager" if model.needs_eager else "sdpa")
+
+    def engine(self) -> Engine:
+        """An engine with an empty store of its own: every item starts from nothing."""
+        o = self.options
+        return Engine(
+            self.model,
+            MemoryStore(),
+            chunk_tokens=o.chunk_tokens,
+            head_policy=o.head_policy,
+            instruction=o.instruction,
+        )
+
+    def rows(self, item: Item, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
+        """One row per arm, all on the same token ids. Raises PromptTooLongError before anything is computed."""
+        engine = self.engine()
+        documents = documents_of(item)
+        prompt = engine.prompt(item.question, documents)
+        gold_ids = engine.encoder.content(item.answers[0])[0]
+        check_fits(self.model, prompt, max(self.options.max_new_tokens, len(gold_ids)))
+        reference = self.reference(engine, item, prompt, gold_ids)
+        for arm in arms:
+            if arm.method == "full":
+                yield self._row(item, arm, prompt, reference, self._full(engine, prompt, reference))
+            else:
+                yield self._row(item, arm, prompt, reference, self._measured(engine, item, arm, prompt, reference))
+
+    def reference(self, engine: Engine, item: Item, prompt: Prompt, gold_ids: tuple[int, ...]) -> Reference:
+        """What every arm of the item is compared with."""
+        o, model = self.options, self.model
+        run = greedy(self.plain, prompt.token_ids, o.max_new_tokens, model.stop_ids)
+        closed = engine.prompt(item.question, [])
+        alone = greedy(self.plain, closed.token_ids, o.max_new_tokens, model.stop_ids)
+        return Reference(
+            plain=run,
+            forced=run.token_ids[: o.continuation],
+            gold_ids=gold_ids,
+            gold_nll=self._plain_nll(prompt, gold_ids, run),
+            closed_nll=self._plain_nll(closed, gold_ids, alone),
+            closed_prediction=self._text(alone.token_ids),
+        )
+
+    def _plain_nll(self, prompt: Prompt, gold_ids: tuple[int, ...], run: PlainRun) -> float:
+        """The gold answer's NLL after plain Transformers' own KV of the prompt; a forward of all where it has none."""
+        if run.keys is None or run.values is None:
+            ids = torch.tensor([prompt.token_ids + gold_ids], device=self.model.device)
+            with torch.inference_mode():
+                out = self.plain(input_ids=ids, use_cache=False, logits_to_keep=len(gold_ids) + 1)
+            return nll(out.logits[0, :-1].float(), gold_ids)
+        keys, values = self.model.empty_slots(prompt.num_tokens + len(gold_ids))
+        keys[:, :, : prompt.num_tokens] = run.keys[:, :, : prompt.num_tokens]
+        values[:, :, : prompt.num_tokens] = run.values[:, :, : prompt.num_tokens]
+        return nll(self._after(keys, values, prompt.num_tokens, run.logits[:1], gold_ids), gold_ids)
+
+    def _after(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        filled: int,
+        first: torch.Tensor,
+        gold_ids: tuple[int, ...],
+        rotary: Any = None,
+    ) -> torch.Tensor:
+        """The logits before each gold token; `first` are those before the first one."""
+        if len(gold_ids) == 1:
+            return first
+        ranks = torch.arange(filled, filled + len(gold_ids) - 1, device=keys.device)
+        ids = torch.tensor(gold_ids[:-1], device=keys.device)
+        tables = (rotary or self.model.rotary()).tables(ranks)
+        logits = forward_rows(self.model, ids, ranks, ranks, tables, keys, values, num_logits=len(gold_ids) - 1)
+        if logits is None:
+            raise ComputeError("the forward over the gold answer ended early")
+        return torch.cat([first, logits])
+
+    def _full(self, engine: Engine, prompt: Prompt, reference: Reference) -> dict[str, Any]:
+        """The row of full prefill itself: plain Transformers, no distance to itself."""
+        run = reference.plain
+        stopped = run.token_ids[-1] in self.model.stop_ids
+        return {
+            "prediction": self._text(run.token_ids),
+            "stop_reason": "eos" if stopped else "length",
+            "kl_first": 0.0,
+            "kl_cont": 0.0,
+            "js_first": 0.0,
+            "js_cont": 0.0,
+            "top1": True,
+            "prefix": len(reference.forced),
+            "gold_nll": reference.gold_nll,
+            "closed_gold_nll": reference.closed_nll,
+            "closed_prediction": reference.closed_prediction,
+            "reusable_tokens": 0,
+            "recomputed_tokens": 0,
+            "recomputed_share": 1.0,
+            "recomputed_share_all": 1.0,
+            "computed_share": 1.0,
+            "selection_lift": None,
+            "ttft_seconds": run.ttft_seconds,
+            "timings": {},
+        }
+
+    def _measured(self, engine: Engine, item: Item, arm: Arm, prompt: Prompt, reference: Reference) -> dict[str, Any]:
+        o = self.options
+        forced = reference.forced
+        run = engine.run(
+            prompt,
+            recipe=arm.recipe(self.model),
+            num_new=max(o.max_new_tokens, len(reference.gold_ids)) + 1,
+            forced_ids=forced[:-1],
+            seed=o.seed,
+            truth=reference.plain.values,
+        )
+        kl, js = divergences(run.logits, reference.plain.logits[: len(forced)])
+        wanted = o.generate is None or arm.budget is None or arm.budget in o.generate
+        prediction, stop = self._continue(run, forced) if wanted else (None, None)
+        errors: dict[str, Any] = {}
+        full_keys, full_values = reference.plain.keys, reference.plain.values
+        if o.kv_error and full_keys is not None and full_values is not None and not run.recipe.reorder:
+            slots = run.selection.slots
+            errors["delta_k"], errors["delta_v"] = kv_error(run.context, slots, full_keys, full_values)
+        # Last: the gold answer is written over the forced continuation's slots.
+        gold_logits = self._after(
+            run.context.keys, run.context.values, prompt.num_tokens, run.logits[:1], reference.gold_ids, run.rotary
+        )
+        usage, reusable = run.usage, max(1, run.usage.reusable_tokens)
+        return {
+            "prediction": prediction,
+            "stop_reason": stop,
+            "kl_first": kl[0],
+            "kl_cont": sum(kl) / len(kl),
+            "js_first": js[0],
+            "js_cont": sum(js) / len(js),
+            "top1": agreement(run.logits[:1], forced[:1]) == 1,
+            "prefix": agreement(run.logits, forced),
+            "gold_nll": nll(gold_logits, reference.gold_ids),
+            "closed_gold_nll": None,
+            "closed_prediction": None,
+            "reusable_tokens": usage.reusable_tokens,
+            "recomputed_tokens": usage.recomputed_tokens,
+            "recomputed_share": usage.recomputed_tokens / reusable,
+            "recomputed_share_all": usage.recomputed_tokens / usage.context_tokens,
+            "computed_share": run.selection.mean_rows / reusable,
+            "selection_lift": selection_lift(run, supporting_chunks(item, prompt)),
+            "ttft_seconds": run.timings.load_seconds
+            + run.timings.assemble_seconds
+            + run.timings.score_seconds
+            + run.timings.repair_seconds,
+            "timings": {name: round(value, 5) for name, value in asdict(run.timings).items() if value},
+            **errors,
+        }
+
+    def _continue(self, run: Run, forced: tuple[int, ...]) -> tuple[str, str]:
+        """The method's own greedy answer: what it shares with the forced one, then token by token."""
+        limit = self.options.max_new_tokens
+        same = agreement(run.logits, forced)
+        ids = list(forced[:same])
+        if not (ids and ids[-1] in self.model.stop_ids) and len(ids) < limit:
+            # The logits after the last shared token are there unless all forced tokens were shared.
+            if same < len(forced):
+                start, first = same, run.logits[same]
+            else:
+                start, first = same - 1, None
+            if first is None:
+                ids.pop()
+                first = run.logits[start]
+            tokens = decode(
+                self.model,
+                run.context,
+                run.rotary,
+                run.prompt.num_tokens + start,
+                first,
+                sampler(Sampling()),
+                limit - len(ids),
+            )
+            ids += list(tokens)
+        return self._text(ids), "eos" if ids[-1] in self.model.stop_ids else "length"
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        kept = [t for t in token_ids if t not in self.model.stop_ids]
+        return self.model.text(kept).strip()
+
+    def _row(
+        self, item: Item, arm: Arm, prompt: Prompt, reference: Reference, measured: dict[str, Any]
+    ) -> dict[str, Any]:
+        recipe = arm.recipe(self.model)
+        row = {
+            "format": FORMAT,
+            "_id": item.id,
+            "dataset": item.dataset,
+            "group": item.group,
+            "arm": arm.name,
+            "method": arm.method,
+            "budget": arm.budget,
+            "geometry": recipe.geometry,
+            "reorder": recipe.reorder,
+            "layers": layers_text(recipe.layers) if recipe.method.selector else None,
+            "answers": list(item.answers),
+            "prefix_of": len(reference.forced),
+            "margin": margin(reference.plain.logits[0]),
+            "full_gold_nll": reference.gold_nll,
+            "context_tokens": prompt.context_tokens,
+            "prompt_tokens": len(prompt.suffix_ids),
+            "chunks": len(prompt.chunks),
+            "token_ids_sha256": sha256_of_ids(prompt.token_ids),
+            "meta": dict(item.meta),
+            **measured,
+        }
+        return {key: round(value, 7) if isinstance(value, float) else value for key, value in row.items()}
+
+
+def documents_of(item: Item) -> list[Document]:
+    """The passages as documents, named by their index."""
+    return [Document(text=p.text, title=p.title, id=f"p{index}") for index, p in enumerate(item.passages)]
+
+
+def supporting_chunks(item: Item, prompt: Prompt) -> list[int]:
+    """Indices of the chunks of supporting passages."""
+    wanted = {f"p{index}" for index in item.supporting}
+    return [index for index, chunk in enumerate(prompt.chunks) if chunk.document_id in wanted]
+
+
+def check_fits(model: "LanguageModel", prompt: Prompt, new_tokens: int) -> None:
+    """Nothing; PromptTooLongError where prompt and answer exceed the window."""
+    from infoflow_kv.errors import PromptTooLongError
+
+    if prompt.num_tokens + new_tokens + 1 > model.window_tokens:
+        raise PromptTooLongError(prompt.num_tokens, new_tokens + 1, model.window_tokens)
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """`0-29`, `20-23` or `3,7,9-11`."""
+    parts: list[list[int]] = []
+    for layer in layers:
+        if parts and parts[-1][-1] == layer - 1:
+            parts[-1].append(layer)
+        else:
+            parts.append([layer])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def sha256_of_ids(token_ids: Sequence[int]) -> str:
+    """The digest by which rows show that their arms saw the same ids."""
+    return hashlib.sha256(torch.tensor(list(token_ids), dtype=torch.int64).numpy().tobytes()).hexdigest()

@@ -1,0 +1,214 @@
+"""`eval predict`: items × arms → OUT/rows.jsonl, resumable, one writer at a time."""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infoflow_kv.errors import InfoFlowError, InputError, OptionError, PromptTooLongError
+from infoflow_kv.evaluate.arms import Arm
+from infoflow_kv.evaluate.items import Item, check_items
+from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
+from infoflow_kv.evaluate.readers import fit
+from infoflow_kv.evaluate.results import FORMAT, ROWS_NAME, RUN_NAME
+
+if TYPE_CHECKING:
+    from infoflow_kv.models import LanguageModel
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int, str], None]  # rows done, rows in all, what was just done
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a run did: rows written now, rows that were there before, and why items were left out."""
+
+    written: int
+    found: int
+    skipped: dict[str, str]
+
+
+def predict(
+    model: "LanguageModel",
+    items: Sequence[Item],
+    arms: Sequence[Arm],
+    out: Path,
+    options: Options,
+    data: Sequence[dict[str, str]] = (),
+    environment: dict[str, Any] | None = None,
+    on_progress: Progress | None = None,
+) -> Done:
+    """Measures every item under every arm and appends a row each to `out`/rows.jsonl.
+
+    Rows that are there are not computed again: an interrupted run goes on where it was, and arms can be added later.
+    `data`: file and digest of the inputs, for the record. An item over the window loses whole distractor passages; if
+    that does not help it is left out, with the reason.
+
+    Raises OptionError where `out` holds a run of another model, data or options, or where another process writes to it.
+    """
+    check_items(items)
+    bench = Bench(model, options)
+    record = run_record(model, arms, options, data, environment or {})
+    with writer(out, record) as rows:
+        have = rows.have()
+        skipped: dict[str, str] = {}
+        written, total = 0, len(items) * len(arms)
+        done = sum((item.id, arm.name) in have for item in items for arm in arms)
+        found = done
+        for item in items:
+            missing = [arm for arm in arms if (item.id, arm.name) not in have]
+            if not missing:
+                continue
+            fitted, reason = fitted_item(bench, item)
+            if fitted is None:
+                skipped[item.id] = reason
+                total -= len(missing)
+                logger.warning("item '%s' is left out: %s", item.id, reason)
+                continue
+            start = time.perf_counter()
+            for row in bench.rows(fitted, missing):
+                rows.append(row)
+                written += 1
+                done += 1
+                if on_progress is not None:
+                    on_progress(done, total, f"{item.id} {row['arm']}")
+            logger.info("item '%s': %d arms in %.1f s", item.id, len(missing), time.perf_counter() - start)
+        return Done(written, found, skipped)
+
+
+def fitted_item(bench: Bench, item: Item) -> tuple[Item | None, str]:
+    """The item, without some distractors if it must be; else None and the reason."""
+    engine, model, options = bench.engine(), bench.model, bench.options
+    gold = len(engine.encoder.content(item.answers[0])[0])
+    limit = model.window_tokens - max(options.max_new_tokens, gold) - 1
+
+    def count(candidate: Item) -> int:
+        return engine.prompt(candidate.question, documents_of(candidate)).num_tokens
+
+    try:
+        tokens = count(item)
+    except InfoFlowError as error:
+        return None, str(error)
+    if tokens <= limit:
+        return item, ""
+    fitted = fit(item, count, limit)
+    if fitted is None:
+        return None, str(PromptTooLongError(tokens, model.window_tokens - limit, model.window_tokens))
+    return fitted, ""
+
+
+def run_record(
+    model: "LanguageModel",
+    arms: Sequence[Arm],
+    options: Options,
+    data: Sequence[dict[str, str]],
+    environment: dict[str, Any],
+) -> dict[str, Any]:
+    """What `run.json` says: everything that rows of one folder must share, and where they were made."""
+    return {
+        "format": FORMAT,
+        "model": model.name,
+        "weights": model.identity.weights,
+        "dtype": model.identity.dtype,
+        "options": json.loads(json.dumps(asdict(options))),
+        "data": [dict(d) for d in data],
+        "arms": [arm.name for arm in arms],
+        "environment": environment,
+    }
+
+
+class Rows:
+    """The rows file of one run, open for appending."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def have(self) -> set[tuple[str, str]]:
+        """(item, arm) of all whole rows; a torn last line is cut off, so that the next row gets a line of its own."""
+        if not self._file.exists():
+            return set()
+        data = self._file.read_bytes()
+        end = data.rfind(b"\n") + 1
+        if end < len(data):
+            logger.warning(
+                "%s ends in the middle of a line (an interrupted run); that row is computed again", self._file
+            )
+            with self._file.open("r+b") as handle:
+                handle.truncate(end)
+        found: set[tuple[str, str]] = set()
+        for number, line in enumerate(data[:end].split(b"\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                found.add((row["_id"], row["arm"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(
+                    f"{self._file}, line {number}: not a row of `eval predict` ({error}); remove the line or give "
+                    "another --out"
+                ) from None
+        return found
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Writes one row; on return it is in the file, whole."""
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+        with self._file.open("ab") as handle:
+            handle.write(line.encode("utf-8", "surrogatepass"))
+            handle.flush()
+            os.fsync(handle.fileno())
+
+
+@contextmanager
+def writer(out: Path, record: dict[str, Any]) -> Iterator[Rows]:
+    """The rows of a run folder, made if it is not there, held by this process alone while open."""
+    from filelock import FileLock, Timeout
+
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"--out '{out}' is a file; expected a folder for the run")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out / ".lock")
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise OptionError(f"another run writes to '{out}'; wait for it or give another --out") from None
+    except OSError as error:
+        raise OptionError(f"--out '{out}' cannot be written: {error.strerror or error}") from error
+    try:
+        settle(out / RUN_NAME, record)
+        yield Rows(out / ROWS_NAME)
+    finally:
+        lock.release()
+
+
+def settle(file: Path, record: dict[str, Any]) -> None:
+    """Writes the run's record, or checks that the one which is there belongs to the same model, data and options."""
+    if file.exists():
+        try:
+            before = json.loads(file.read_text(encoding="utf-8"))
+            version = before["format"]
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{file} is no record of a run; give another --out") from None
+        if version != FORMAT:
+            raise InputError(f"{file} has format {version!r}, this version writes {FORMAT}; give another --out")
+        for key in ("weights", "dtype", "options", "data"):
+            if before.get(key) != record[key]:
+                raise OptionError(
+                    f"{file.parent} holds a run with other {key} ({_short(before.get(key))}, now "
+                    f"{_short(record[key])}); give another --out, or the same command to go on"
+                )
+        record = {**before, "arms": list(dict.fromkeys([*before.get("arms", []), *record["arms"]]))}
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, file)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 120 else f"{text[:100]}… ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
