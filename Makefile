@@ -60,6 +60,7 @@ check: setup
 	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/python tools/check_sizes.py
 	$(VENV)/bin/python tools/check_docs.py
+	$(VENV)/bin/python tools/write_methods.py --check
 	$(VENV)/bin/python tools/write_numbers.py --check
 
 format: setup
@@ -68,6 +69,7 @@ format: setup
 
 docs: setup
 	$(VENV)/bin/python tools/check_docs.py --write
+	$(VENV)/bin/python tools/write_methods.py
 	$(VENV)/bin/python tools/write_numbers.py
 
 bench: setup

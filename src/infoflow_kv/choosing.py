@@ -13,7 +13,7 @@ from infoflow_kv.records import Context, Prompt, Selection
 from infoflow_kv.reorder import chunk_order
 from infoflow_kv.repairing import OnlyLayers
 from infoflow_kv.select import Deviation, Scene, num_selected, take
-from infoflow_kv.supply import Parts, Supply
+from infoflow_kv.supply import Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,6 @@ class Request:
     """What choosing looks at: one request before repair. `truth`: values of a full prefill, for the oracle."""
 
     model: LanguageModel
-    supply: Supply
     recipe: Recipe
     prompt: Prompt
     parts: Parts
@@ -35,11 +34,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The rows to run and the rule under which they run; `measured_tokens` had no movement record before."""
+    """The rows to run and the rule under which they run."""
 
     selection: Selection
     rule: RowRule | None = None
-    measured_tokens: int = 0
 
     def after(self) -> Selection:
         """The selection once the rows have run: a rule that drops rows knows it only then."""
@@ -51,7 +49,7 @@ def order_chunks(request: Request) -> tuple[int, ...]:
     recipe = replace(request.recipe, geometry="HL-TP")
     head_tokens = request.parts.head.num_tokens if request.parts.head is not None else 0
     scored = scoring_context(replace(request, recipe=recipe), exact_tokens=head_tokens)
-    scores, _ = score(replace(request, recipe=recipe), *scored)
+    scores = score(replace(request, recipe=recipe), *scored)
     selection = take(scores, recipe.budget, scored[0], recipe.allocation, fixed_count(recipe, scored[0]))
     spans = scored[0].spans[1:] if head_tokens else scored[0].spans
     return chunk_order(selection, spans)
@@ -77,8 +75,8 @@ def choose(request: Request, context: Context, tables: RotaryTables) -> Choice:
     if recipe.budget.share == 1 and recipe.budget.cover is None and count < 0:  # everything: no scores needed
         return Choice(everything, rule)
     scored = (context, tables) if recipe.geometry == "GLOBAL" else scoring_context(request, context.exact_tokens)
-    scores, measured = score(request, *scored)
-    return Choice(take(scores, recipe.budget, context, recipe.allocation, count), rule, measured)
+    scores = score(request, *scored)
+    return Choice(take(scores, recipe.budget, context, recipe.allocation, count), rule)
 
 
 def fixed_count(recipe: Recipe, context: Context) -> int:
@@ -101,15 +99,14 @@ def scoring_context(request: Request, exact_tokens: int) -> tuple[Context, Rotar
     return assemble(model, parts.all, tables, int(positions.shape[0]), exact_tokens), tables
 
 
-def score(request: Request, context: Context, tables: RotaryTables) -> tuple["Tensor", int]:
-    """The scores of the context's tokens, and how many tokens had to be measured for them."""
-    method = request.recipe.method
+def score(request: Request, context: Context, tables: RotaryTables) -> "Tensor":
+    """The scores of the context's tokens."""
+    method, sensitivity = request.recipe.method, request.parts.sensitivity()
     assert method.selector is not None
-    movement, measured = None, 0
-    if "sensitivity" in method.needs:
-        movement, measured = request.supply.movement(request.parts)
-    scene = Scene(request.model, context, request.suffix, tables, request.seed, movement, request.truth)
-    return method.selector(request.recipe.layers).score(scene), measured
+    if sensitivity is not None:
+        sensitivity = sensitivity.to(request.model.device)
+    scene = Scene(request.model, context, request.suffix, tables, request.seed, sensitivity, request.truth)
+    return method.selector(request.recipe.layers).score(scene)
 
 
 def permuted(prompt: Prompt, order: Sequence[int]) -> Prompt:

@@ -201,7 +201,6 @@ class Engine:
             raise OptionError(f"max_new_tokens {max_new_tokens!r} is not a whole number of at least 1")
         assembler = TextAssembler(self.model.text, self.model.stop_ids, stop)
         prompt = self.prompt(question, documents)
-        self._check_regime(prompt.num_tokens, max_new_tokens)
         run = self.run(prompt, method=method, budget=budget, num_new=max_new_tokens, seed=sampling.seed)
         first = 0.0
         tokens = decode(
@@ -248,6 +247,7 @@ class Engine:
         num_new = max(num_new, len(forced_ids) + 1)
         if prompt.num_tokens + num_new > self.model.window_tokens:
             raise PromptTooLongError(prompt.num_tokens, num_new, self.model.window_tokens)
+        self._check_regime(prompt.num_tokens, num_new)
         reuse = recipe.method.reuse
         rotary = self.model.rotary()
         num_context, forced = prompt.context_tokens, len(forced_ids)
@@ -258,8 +258,10 @@ class Engine:
 
         clock = Clock()
         parts = self._supply.parts(prompt) if reuse else Parts(None, (), 0, num_context, 0)
+        if "sensitivity" in recipe.method.needs:
+            parts = self._supply.with_movement(parts)
         clock.mark("load")
-        request = Request(self.model, self._supply, recipe, prompt, parts, suffix, seed, truth)
+        request = Request(self.model, recipe, prompt, parts, suffix, seed, truth)
         order = tuple(range(len(prompt.chunks)))
         if reuse and recipe.reorder and len(order) > 1:
             order = order_chunks(request)
@@ -291,7 +293,7 @@ class Engine:
             recomputed_tokens=selection.num_tokens if reuse else 0,
             prefilled_tokens=parts.prefilled_tokens,
             new_tokens=0,
-            measured_tokens=choice.measured_tokens,
+            measured_tokens=parts.measured_tokens,
         )
         timings = Timings(
             load_seconds=clock["load"],

@@ -36,8 +36,9 @@ class Method:
 
     `reuse` False: ordinary prefill of the same token ids. `selector`: scores the tokens, made for the request's layer
     set; `narrowing`: chooses rows while they run instead; neither: nothing is recomputed. `layers`: the rule's own
-    layer set, where it has one. `parameter`: k of a rule with a fixed number of tokens, written `name:k`, counted by
-    `count`. `needs`: what must be measured beside the chunk's KV. `source` says where the rule comes from.
+    layer set, where it has one; `usual_layers`: what it takes on a model that was not calibrated. `parameter`: k of a
+    rule with a fixed number of tokens, written `name:k`, counted by `count`. `needs`: what must be measured beside the
+    chunk's KV. `source` says where the rule comes from.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Method:
     selector: SelectorFactory | None = None
     narrowing: NarrowingFactory | None = None
     layers: str | None = None
+    usual_layers: str = "relative"
     parameter: int | None = None
     count: Callable[[Context, int], int] | None = None
     needs: frozenset[Need] = frozenset()
@@ -149,7 +151,7 @@ def _rows() -> tuple[Method, ...]:
             "attention mass times how far the token's value moved behind a neighbour, measured at ingestion",
             "this project",
             selector=lambda layers: AttentionMass(layers, "sum", sensitivity),
-            layers="all",
+            usual_layers="all",
             needs=frozenset({"sensitivity"}),
         ),
         Method(

@@ -47,8 +47,8 @@ def make_recipe(
 ) -> Recipe:
     """The recipe of these options for this model; OptionError for anything outside its range."""
     found = find_method(method)
-    wanted = found.layers or ((model.layers or "relative") if layers == "auto" else layers)
-    layer_set(layers if layers != "auto" else "all", model.num_layers)  # refused even where the method has its own
+    if layers not in ("auto", "profile"):
+        layer_set(layers, model.num_layers)  # a malformed set is refused even where the method has its own
     repaired = layer_set(repair_layers, model.num_layers)
     whole = len(repaired) == model.num_layers
     if repaired[-1] - repaired[0] + 1 != len(repaired):
@@ -56,7 +56,7 @@ def make_recipe(
     return Recipe(
         method=found,
         budget=check_budget(budget, budget_max),
-        layers=layer_set(wanted, model.num_layers),
+        layers=method_layers(model, found, layers),
         geometry=check_geometry(geometry),
         reorder=reorder,
         allocation=Allocation(chunk_floor, chunk_cap),
@@ -68,9 +68,27 @@ def change(recipe: Recipe, model: LanguageModel, method: str | None, budget: Any
     """The recipe with another method or budget; `layers`: the engine's layer set as it was written."""
     if method is not None:
         found = find_method(method)
-        wanted = found.layers or ((model.layers or "relative") if layers == "auto" else layers)
         reorder = recipe.reorder and (found.selector is not None or not found.reuse)
-        recipe = replace(recipe, method=found, layers=layer_set(wanted, model.num_layers), reorder=reorder)
+        recipe = replace(recipe, method=found, layers=method_layers(model, found, layers), reorder=reorder)
     if budget is not None:
         recipe = replace(recipe, budget=check_budget(budget, recipe.budget.share if recipe.budget.cover else None))
     return recipe
+
+
+def method_layers(model: LanguageModel, method: Method, layers: str) -> tuple[int, ...]:
+    """The layer set of a method: its own; else, for `auto`, what was measured for this model, or the usual one.
+
+    `profile` insists on a measured set: OptionError where there is none.
+    """
+    if method.layers is not None:
+        return layer_set(method.layers, model.num_layers)
+    if layers in ("auto", "profile"):
+        measured = model.layer_sets.get(method.name)
+        if measured is None and method.usual_layers == "relative":  # InfoFlow's variants share its set
+            measured = model.layer_sets.get("infoflow")
+        if measured is None and layers == "profile":
+            raise OptionError(
+                f"model '{model.name}' has no profile for {method.name}; run `infoflow-kv calibrate` or name the layers"
+            )
+        layers = measured or method.usual_layers
+    return layer_set(layers, model.num_layers)

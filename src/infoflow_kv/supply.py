@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 class Parts:
     """The KV of one request in the order of its prompt, and where it came from.
 
-    `head`: None where the template has none. `unstored`: new chunks that the store did not take.
+    `head`: None where the template has none. `unstored`: new chunks that the store did not take. `movement`: how far
+    each chunk's KV moves behind a neighbour, for methods that ask for it; `measured_tokens` had no record of it.
     """
 
     head: ChunkKV | None
@@ -28,13 +29,25 @@ class Parts:
     cached_chunks: int
     prefilled_tokens: int
     unstored: int
+    movement: tuple[ChunkKV, ...] | None = None
+    measured_tokens: int = 0
 
     @property
     def all(self) -> tuple[ChunkKV, ...]:
         return ((self.head,) if self.head is not None else ()) + self.chunks
 
     def reordered(self, order: Sequence[int]) -> "Parts":
-        return replace(self, chunks=tuple(self.chunks[index] for index in order))
+        moved = None if self.movement is None else tuple(self.movement[index] for index in order)
+        return replace(self, chunks=tuple(self.chunks[index] for index in order), movement=moved)
+
+    def sensitivity(self) -> Float[Tensor, "layers kv_heads context"] | None:
+        """‖ΔV‖ behind a neighbour for each token of the parts, 0 for the head; None where it was not asked for."""
+        if self.movement is None:
+            return None
+        pieces = [moved.values[..., 0] for moved in self.movement]
+        if self.head is not None:
+            pieces.insert(0, torch.zeros_like(self.head.values[..., 0], dtype=torch.float16))
+        return torch.cat(pieces, dim=2)
 
 
 class Supply:
@@ -120,8 +133,8 @@ class Supply:
             unstored=unstored,
         )
 
-    def movement(self, parts: Parts) -> tuple[Float[Tensor, "layers kv_heads context"], int]:
-        """‖ΔV‖ behind a neighbour for each token of the parts (0 for the head), and how many tokens had no record."""
+    def with_movement(self, parts: Parts) -> Parts:
+        """The parts with the movement of every chunk, measured and stored on the way where there is no record."""
         wanted = {p.identity: identify_movement(self.model, p.identity, self.neighbour_ids) for p in parts.chunks}
         found = self._load(list(wanted.values()))
         measured = 0
@@ -131,11 +144,8 @@ class Supply:
                 found[identity] = measure_movement(self.model, part, self._before_movement())
                 measured += part.num_tokens
                 self.put(found[identity])
-        pieces = [found[wanted[part.identity]].values[..., 0] for part in parts.chunks]
-        if parts.head is not None:
-            layers, kv_heads = self.model.num_layers, self.model.num_kv_heads
-            pieces.insert(0, torch.zeros(layers, kv_heads, parts.head.num_tokens, dtype=torch.float16))
-        return torch.cat([piece.to(self.model.device) for piece in pieces], dim=2), measured
+        movement = tuple(found[wanted[part.identity]] for part in parts.chunks)
+        return replace(parts, movement=movement, measured_tokens=measured)
 
     def put(self, chunk: ChunkKV) -> bool:
         """Whether the chunk is stored now, where it should be; a store that takes nothing never fails a request."""

@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from explaining.browsing import chromium
 from explaining.made_reports import made_report
 from infoflow_kv.errors import OptionError
 from infoflow_kv.explaining import render_page
@@ -163,6 +163,8 @@ def _drop(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_drop("question"), r"the report lacks 'question'"),
         (_drop("full_answer"), r"the report lacks 'full_answer'"),
         (_set("question", 3), r"'question' of the report is a int; a string is needed"),
+        (_set("cover", math.nan), r"'cover' of the report is nan; a finite number is needed"),
+        (_set("methods", 2, "reason", None), r"'reason' of method 'infoflow' is a NoneType; a string is needed"),
         (_set("budget", math.inf), r"'budget' of the report is inf; a finite number is needed"),
         (_set("prompt_tokens", "What"), r"'prompt_tokens' of the report is a str; a list is needed"),
         (_set("chunks", 0, "tokens", 0, 7), r"a token of chunk 0 is a int; a string is needed"),
@@ -232,15 +234,8 @@ Opener = Callable[..., Opened]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; it is in extra `dev`")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("there is no chromium on the PATH; `apt-get install chromium` brings it")
-    with playwright.sync_playwright() as driver:
-        # As root, as in a container, Chromium has no sandbox.
-        running = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture
@@ -443,6 +438,28 @@ def test_odd_but_whole_reports_are_drawn(opener: Opener) -> None:
     assert opened.page.locator("#chunk-0 h4").inner_text().endswith("doc0.md#0")
     nothing = made_report(num_chunks=0)
     assert opener(nothing).page.locator("#tokens .t").count() == len(nothing["prompt_tokens"])
+
+
+def test_an_adaptive_budget_is_told(opener: Opener) -> None:
+    report = made_report(budget=0.3)
+    report["cover"] = 0.6
+    report["methods"][2]["reason"] = "auto:0.6: 9.1% of the tokens cover 60.0%"
+    page = opener(report).page
+    assert "budget auto: 60\u202f% of the predicted influence, at most 30\u202f%" in page.inner_text("header")
+    assert report["methods"][2]["reason"] in page.inner_text("#facts")
+    page.get_by_role("tab", name="none", exact=True).click()
+    assert "auto" not in page.inner_text("#facts")
+
+
+def test_part_of_a_character_can_be_seen_and_pointed_at(opener: Opener) -> None:
+    report = made_report(num_chunks=2)
+    report["chunks"][1]["tokens"][:3] = ["", "", "漢"]
+    opened = opener(report)
+    part = opened.page.locator("#chunk-1 .t").first
+    assert part.bounding_box()["width"] > 2
+    assert part.evaluate("t => t.textContent") == ""
+    part.hover()
+    assert "chunk 2, token 1" in opened.page.locator("#tip").inner_text()
 
 
 def test_without_javascript_the_answers_and_a_notice_are_there(opener: Opener) -> None:

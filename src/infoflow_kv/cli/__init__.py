@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 finish()
             if debug:
                 traceback.print_exception(error)
-            code, message = explain(error)
+            code, message = outcome(error)
             if message:
                 note(message)
             return code
@@ -65,7 +65,7 @@ def run(args: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def explain(error: BaseException) -> tuple[int, str]:
+def outcome(error: BaseException) -> tuple[int, str]:
     """The exit code for an error and what to say, in one line; nothing where it has been said."""
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":  # typer's name for it
         return INTERRUPTED, "interrupted"

@@ -6,8 +6,11 @@ import typer
 
 from infoflow_kv import __version__
 from infoflow_kv.cli.ask import ask
+from infoflow_kv.cli.calibrate import calibrate
 from infoflow_kv.cli.check import check
 from infoflow_kv.cli.demo import demo
+from infoflow_kv.cli.evaluation import evaluation
+from infoflow_kv.cli.explain import explain
 from infoflow_kv.cli.ingest import ingest
 from infoflow_kv.cli.methods import methods
 from infoflow_kv.cli.models import models
@@ -56,6 +59,7 @@ def root(
     """Nothing; `main` looks for --debug itself, as errors reach it after the options are gone."""
 
 
-for verb in (demo, ask, ingest, check, methods, models):
+for verb in (demo, ask, ingest, explain, check, calibrate, methods, models):
     app.command(help=flowing(verb.__doc__))(verb)
+app.add_typer(evaluation, name="eval")
 app.add_typer(store, name="store")

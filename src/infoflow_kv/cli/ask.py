@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 LARGEST_SEED = 2**63 - 1
 
-Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.", show_default=False)]
-NoStore = Annotated[
-    bool, typer.Option("--no-store", metavar="", help="Neither read nor write stored chunks.", rich_help_panel="Store")
-]
-MaxNewTokens = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", rich_help_panel="Answer")]
 Stop = Annotated[
     list[str] | None,
     typer.Option(
@@ -43,23 +38,29 @@ Stream = Annotated[
 
 
 def ask(
-    question: Question,
+    question: options.Question,
     paths: options.Paths,
     model: options.Model = options.MODEL,
     dtype: options.Dtype = options.DTYPE,
     device: options.Device = options.DEVICE,
     store: options.Store = None,
-    no_store: NoStore = False,
+    no_store: options.NoStore = False,
     namespace: options.Namespace = options.NAMESPACE,
     method: options.Method = options.METHOD,
-    budget: options.Budget = options.BUDGET,
+    budget: options.BudgetText = options.BUDGET_TEXT,
+    budget_max: options.BudgetMax = None,
     layers: options.Layers = options.LAYERS,
-    max_new_tokens: MaxNewTokens = 64,
+    geometry: options.Geometry = options.GEOMETRY,
+    reorder: options.Reorder = False,
+    chunk_floor: options.ChunkFloor = 0.0,
+    chunk_cap: options.ChunkCap = 1.0,
+    max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     stop: Stop = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
     chunk_tokens: options.ChunkTokens = options.CHUNK_TOKENS,
+    head_policy: options.HeadPolicy = options.HEAD_POLICY,
     max_file_bytes: options.MaxFileBytes = options.MAX_FILE_BYTES,
     instruction: options.Instruction = options.INSTRUCTION,
     system: options.System = None,
@@ -76,6 +77,7 @@ def ask(
     \b
         infoflow-kv ask "Who keeps the lighthouse?" notes/ report.pdf
         infoflow-kv ask "What changed?" - --budget 0.3 < changes.txt
+        infoflow-kv ask "Who keeps the lighthouse?" notes/ --budget auto --reorder
         infoflow-kv ask "Who keeps the lighthouse?" notes/ --method full --json
     """
     if no_store and store is not None:
@@ -84,8 +86,9 @@ def ask(
         raise OptionError(f"seed {seed} is outside 0..{LARGEST_SEED}")
     if not question.strip():
         raise OptionError('the question is empty; ask something, as in: infoflow-kv ask "Who …?" notes/')
+    wanted = options.read_budget(budget)
     read = opening.read_documents(paths, max_file_bytes)
-    opening.check_choice(method, budget)
+    opening.check_choice(method, wanted, budget_max, geometry)
 
     from infoflow_kv.decoding import Sampling
 
@@ -95,9 +98,15 @@ def ask(
         opening.load_model(model, dtype, device),
         chunks,
         method=method,
-        budget=budget,
+        budget=wanted,
+        budget_max=budget_max,
         layers=layers,
+        geometry=geometry,
+        reorder=reorder,
+        chunk_floor=chunk_floor,
+        chunk_cap=chunk_cap,
         chunk_tokens=chunk_tokens,
+        head_policy=head_policy,
         namespace=namespace,
         instruction=instruction,
         system=system,
@@ -114,6 +123,8 @@ def ask(
     for notice in skipped:
         note(notice)
     note(summary(answer))
+    for notice in answer.notices:
+        note(notice)
     return 0
 
 

@@ -1,7 +1,9 @@
 """`infoflow-kv ingest`: documents → stored chunks."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from infoflow_kv.cli import opening, options
 from infoflow_kv.cli.output import Interrupted, emit, emit_json, note, progress_bar, seconds
@@ -9,6 +11,17 @@ from infoflow_kv.cli.output import Interrupted, emit, emit_json, note, progress_
 if TYPE_CHECKING:
     from infoflow_kv.engine import Engine
     from infoflow_kv.records import AddReport
+
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure",
+        metavar="",
+        help="Prefill each chunk once more, behind a neighbour, and store how far its KV moved: method influence then "
+        "need not measure it in a request.",
+        rich_help_panel="Store",
+    ),
+]
 
 
 def ingest(
@@ -18,7 +31,9 @@ def ingest(
     device: options.Device = options.DEVICE,
     store: options.Store = None,
     namespace: options.Namespace = options.NAMESPACE,
+    measure: Measure = False,
     chunk_tokens: options.ChunkTokens = options.CHUNK_TOKENS,
+    head_policy: options.HeadPolicy = options.HEAD_POLICY,
     max_file_bytes: options.MaxFileBytes = options.MAX_FILE_BYTES,
     instruction: options.Instruction = options.INSTRUCTION,
     system: options.System = None,
@@ -34,6 +49,7 @@ def ingest(
     \b
         infoflow-kv ingest notes/ handbook.pdf
         infoflow-kv ingest pages.jsonl --store /data/kv --model ./my-model
+        infoflow-kv ingest notes/ --measure
     """
     read = opening.read_documents(paths, max_file_bytes)
     folder = opening.store_folder(store)
@@ -41,7 +57,9 @@ def ingest(
     engine = opening.make_engine(
         opening.load_model(model, dtype, device),
         chunks,
+        method="influence" if measure else options.METHOD,  # the engine measures what its method needs
         chunk_tokens=chunk_tokens,
+        head_policy=head_policy,
         namespace=namespace,
         instruction=instruction,
         system=system,
@@ -51,9 +69,9 @@ def ingest(
     report = add(engine, given, str(folder))
     if as_json:
         record = {**asdict(report), "skipped": given.skipped, "store": str(folder), "model": engine.model.name}
-        emit_json(record)
+        emit_json(record | {"measured": measure})
     else:
-        emit(summary(report, str(folder)))
+        emit(summary(report, str(folder)) + (", movement measured" if measure else ""))
     if given.skipped:
         note(f"{len(given.skipped)} of {len(given.skipped) + len(given.documents)} documents were skipped, see above")
     return 1 if given.skipped else 0

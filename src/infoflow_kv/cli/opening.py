@@ -54,13 +54,16 @@ def open_store(folder: Path | str) -> "DiskStore":
         raise OptionError(str(error)) from error
 
 
-def check_choice(method: str, budget: float) -> None:
-    """Nothing; OptionError for an unknown method or a budget outside 0..1, before anything slow is done."""
+def check_choice(method: str, budget: float | str, budget_max: float | None = None, geometry: str = "GLOBAL") -> None:
+    """Nothing; OptionError for an unknown method or geometry or a budget outside 0..1, before anything slow is done."""
     from infoflow_kv.methods import find_method
+    from infoflow_kv.positions import check_geometry
     from infoflow_kv.select import check_budget
 
     find_method(method)
-    check_budget(budget)
+    check_geometry(geometry)
+    if check_budget(budget, budget_max).cover is None and budget_max is not None:
+        raise OptionError(f"--budget-max bounds an adaptive budget, and --budget is {budget}; give --budget auto")
 
 
 def load_model(name: str, dtype: str, device: str) -> "LanguageModel":

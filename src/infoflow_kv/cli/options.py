@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from infoflow_kv.errors import OptionError
+
 MODEL = "smollm2-135m"
 DTYPE = "float32"
 DEVICE = "cpu"
@@ -15,9 +17,13 @@ CHUNK_TOKENS = 512
 MAX_FILE_BYTES = 20 * 2**20
 NAMESPACE = "public"
 INSTRUCTION = "Answer the question using the documents."
+BUDGET_TEXT = f"{BUDGET:g}"
+GEOMETRY = "GLOBAL"
+HEAD_POLICY = "head"
+MAX_NEW_TOKENS = 64
 STORE_DEFAULT = "kv in the cache folder"
 
-_DOCUMENTS, _MODEL, _STORE, _METHOD = "Documents", "Model", "Store", "Method"
+_DOCUMENTS, _MODEL, _STORE, _METHOD, _ANSWER = "Documents", "Model", "Store", "Method", "Answer"
 
 Paths = Annotated[
     list[str],
@@ -94,6 +100,62 @@ Layers = Annotated[
         rich_help_panel=_METHOD,
     ),
 ]
+Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.", show_default=False)]
+NoStore = Annotated[
+    bool, typer.Option("--no-store", metavar="", help="Neither read nor write stored chunks.", rich_help_panel=_STORE)
+]
+MaxNewTokens = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", rich_help_panel=_ANSWER)]
+BudgetText = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        metavar="SHARE",
+        help="Share (0 to 1) of the reusable tokens that is recomputed; 1 equals full prefill. auto or auto:P: as many "
+        "as cover the share P of the predicted influence.",
+        rich_help_panel=_METHOD,
+    ),
+]
+BudgetMax = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Largest share of the reusable tokens that --budget auto may take.",
+        show_default="0.3",
+        rich_help_panel=_METHOD,
+    ),
+]
+Geometry = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Positions of chunks and prompt while tokens are scored: GLOBAL, HL-HP, HL-TP or TL-TP.",
+        rich_help_panel=_METHOD,
+    ),
+]
+Reorder = Annotated[
+    bool,
+    typer.Option(
+        "--reorder", metavar="", help="Put the chunks that matter most next to the question.", rich_help_panel=_METHOD
+    ),
+]
+ChunkFloor = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE", help="Share of the budget that is spread over all chunks first.", rich_help_panel=_METHOD
+    ),
+]
+ChunkCap = Annotated[
+    float, typer.Option(metavar="SHARE", help="Most of the budget that one chunk gets.", rich_help_panel=_METHOD)
+]
+HeadPolicy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What chunks are prefilled behind: head (the chat header) or none. It is part of what is stored: use the "
+        "same for ingest and ask.",
+        rich_help_panel=_DOCUMENTS,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON, and nothing else, on standard output.")]
 
 
@@ -101,3 +163,14 @@ def flowing(text: str | None) -> str:
     r"""The help text, each paragraph in one line for the terminal to wrap; what follows a `\b` line stays as it is."""
     paragraphs = inspect.cleandoc(text or "").split("\n\n")
     return "\n\n".join(p[2:] if p.startswith("\b\n") else " ".join(p.split()) for p in paragraphs)
+
+
+def read_budget(text: str) -> float | str:
+    """The number that `--budget` gives, or `auto…` as it is; OptionError for other words."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    if text.partition(":")[0] == "auto":
+        return text  # what stands behind it is checked with everything else
+    raise OptionError(f"--budget '{text}' is neither a number in 0..1 nor auto or auto:P, for example auto:0.6")

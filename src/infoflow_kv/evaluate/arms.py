@@ -6,15 +6,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from infoflow_kv.errors import OptionError, unknown_name
-from infoflow_kv.methods import find_method
+from infoflow_kv.methods import Method, find_method
+from infoflow_kv.positions import check_geometry
+from infoflow_kv.select import AttentionMass, check_budget
 
 if TYPE_CHECKING:
     from infoflow_kv.models import LanguageModel
     from infoflow_kv.recipes import Recipe
 
 _ARM = re.compile(r"(?P<method>[^\[\]@,\s]+)(?:\[(?P<options>[^\[\]]*)\])?(?:@(?P<budget>[^\[\]@,\s]+))?")
+# What may differ, in the order of an arm's name, with what stands in no name. A flag comes first: behind a value it
+# would read as that value's continuation (`layers=3,7`).
+_DEFAULTS: dict[str, Any] = {
+    "reorder": False,
+    "layers": "auto",
+    "geometry": "GLOBAL",
+    "repair_layers": "all",
+    "chunk_floor": 0.0,
+    "chunk_cap": 1.0,
+    "budget_max": None,
+}
 _NUMBERS = ("chunk_floor", "chunk_cap", "budget_max")
-_TEXTS = ("layers", "geometry", "repair_layers")
 _FLAGS = ("reorder",)
 
 
@@ -28,17 +40,21 @@ class Arm:
     options: dict[str, Any] = field(default_factory=dict)
 
     def recipe(self, model: "LanguageModel") -> "Recipe":
-        """The recipe for this model."""
+        """The recipe for this model; OptionError for what this model has not."""
         from infoflow_kv.recipes import make_recipe
 
-        return make_recipe(model, self.method, 0.0 if self.budget is None else self.budget, **self.options)
+        # A rule with a fixed number of tokens takes it whatever the budget, unless that buys nothing at all.
+        return make_recipe(model, self.method, 1.0 if self.budget is None else self.budget, **self.options)
 
 
-def parse_arms(methods: str, budgets: Sequence[float | str]) -> list[Arm]:
+def parse_arms(
+    methods: str, budgets: Sequence[float | str], *, geometry: str | None = None, reorder: bool = False
+) -> list[Arm]:
     """The arms of a list like `full,none,infoflow[layers=relative],epic@0.3`, each at every budget unless it names one.
 
-    Differences: layers, geometry, repair_layers, reorder, chunk_floor, chunk_cap, budget_max. Raises OptionError for
-    anything that is not understood, and for an arm that comes twice.
+    Differences: layers, geometry, repair_layers, reorder, chunk_floor, chunk_cap, budget_max. `geometry` and `reorder`
+    are those of all arms that have none of their own and to which they say something. What is the default anyway
+    stands in no name. Raises OptionError for anything that is not understood, and for an arm that comes twice.
 
     >>> [arm.name for arm in parse_arms("none,epic,a3@auto:0.5", (0.05, 0.15))]
     ['none', 'epic@0.05', 'epic@0.15', 'a3@auto:0.5']
@@ -52,9 +68,12 @@ def parse_arms(methods: str, budgets: Sequence[float | str]) -> list[Arm]:
                 "behind @ where wanted, as in infoflow[layers=relative,geometry=HL-TP]@0.15"
             )
         method = find_method(match["method"])
-        options = parse_options(match["options"] or "", text)
+        own = parse_options(match["options"] or "", text)
+        options = settled(method, {**shared_options(method, geometry, reorder), **own}, text.strip())
         wanted: Sequence[float | str | None] = budgets if match["budget"] is None else [parse_budget(match["budget"])]
         if not has_budget(match["method"]):
+            if match["budget"] is not None:
+                raise OptionError(f"arm '{text.strip()}': {method.name} takes no budget; write it without @")
             wanted = [None]
         elif not wanted:
             raise OptionError(f"arm '{text.strip()}' needs a budget; give --budget or write {method.name}@0.15")
@@ -66,6 +85,27 @@ def parse_arms(methods: str, budgets: Sequence[float | str]) -> list[Arm]:
     if not arms:
         raise OptionError("no arm was given; name methods, for example full,none,infoflow")
     return arms
+
+
+def shared_options(method: Method, geometry: str | None, reorder: bool) -> dict[str, Any]:
+    """Those of the options for all arms that say something to this method."""
+    found: dict[str, Any] = {}
+    if geometry is not None and method.selector is not None and isinstance(method.selector((0,)), AttentionMass):
+        found["geometry"] = geometry
+    if reorder and method.selector is not None and not method.in_laboratory_only:
+        found["reorder"] = True
+    return found
+
+
+def settled(method: Method, options: dict[str, Any], arm: str) -> dict[str, Any]:
+    """The options in the order of a name, without defaults: the same arm always has the same name."""
+    if "geometry" in options:
+        options["geometry"] = check_geometry(options["geometry"])
+    if options.get("reorder") and method.in_laboratory_only:
+        raise OptionError(
+            f"arm '{arm}': {method.name} knows the full prefill of the given order only, so it cannot reorder"
+        )
+    return {key: options[key] for key, default in _DEFAULTS.items() if options.get(key, default) != default}
 
 
 def has_budget(method: str) -> bool:
@@ -83,8 +123,6 @@ def arm_name(method: str, options: dict[str, Any], budget: float | str | None) -
 
 def parse_budget(text: str) -> float | str:
     """A number in 0..1, or `auto[:P]` as it is; OptionError for anything else."""
-    from infoflow_kv.select import check_budget
-
     text = text.strip()
     if text.startswith("auto"):
         check_budget(text)
@@ -104,8 +142,10 @@ def parse_options(text: str, arm: str) -> dict[str, Any]:
         if key in _FLAGS and not equals:
             texts[key] = "true"
         elif equals:
-            if key not in (*_TEXTS, *_NUMBERS, *_FLAGS):
-                raise unknown_name("difference", key, (*_TEXTS, *_NUMBERS, *_FLAGS))
+            if key not in _DEFAULTS:
+                raise unknown_name("difference", key, _DEFAULTS)
+            if key in texts:
+                raise OptionError(f"arm '{arm.strip()}': {key} comes twice; name it once")
             texts[key] = value
         elif texts:
             last = next(reversed(texts))

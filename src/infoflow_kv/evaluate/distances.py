@@ -82,7 +82,7 @@ def kv_error(
         for name, mask in (("repaired", chosen), ("reused", reused)):
             if bool(mask.any()):
                 a, b = ours[:, :, :count][:, :, mask].float(), full[:, :, :count][:, :, mask].float()
-                ratio: Any = (a - b).norm(dim=(1, 2, 3)) / b.norm(dim=(1, 2, 3)).clamp_min(1e-12)
+                ratio: Any = (a - b).flatten(1).norm(dim=1) / b.flatten(1).norm(dim=1).clamp_min(1e-12)
                 found[name] = [round(x, 5) for x in ratio.tolist()]
         return found
 

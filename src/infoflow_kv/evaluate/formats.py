@@ -1,7 +1,7 @@
 """One record of a data file → an item, per format. Errors give the reason only; readers.py names file and line."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from infoflow_kv.errors import DocumentError
@@ -20,6 +20,9 @@ _MARKS = {
     "longbench_v2": ("choice_A", "choice_B"),
     "longbench": ("context", "input"),
 }
+
+# What a record of the chunks format may say beside the facts of its task.
+CHUNKS_FIELDS = frozenset({"_id", "dataset", "question", "answers", "passages", "supporting", "group", "instruction"})
 
 Record = Mapping[str, Any]
 
@@ -48,7 +51,7 @@ def _chunks(record: Record, number: int, stem: str) -> Item:
     if not isinstance(supporting, list) or any(type(index) is not int for index in supporting):
         raise DocumentError("'supporting' must be a list of passage indices (whole numbers from 0)")
     doc, page = record.get("doc"), record.get("page")
-    used = {"_id", "dataset", "question", "answers", "passages", "supporting"}
+    document = "" if doc is None else str(doc) if page is None else f"{doc}:{page}"
     return Item(
         id=_text(record, "_id"),
         dataset=_dataset(record, stem),
@@ -56,8 +59,9 @@ def _chunks(record: Record, number: int, stem: str) -> Item:
         answers=_answers(record),
         passages=passages,
         supporting=tuple(dict.fromkeys(supporting)),
-        group="" if doc is None else str(doc) if page is None else f"{doc}:{page}",
-        meta={name: value for name, value in record.items() if name not in used},
+        group=_text(record, "group", may_be_blank=True) if "group" in record else document,
+        instruction=_text(record, "instruction", may_be_blank=True) if "instruction" in record else "",
+        meta=_rest(record, CHUNKS_FIELDS),
     )
 
 
@@ -198,7 +202,7 @@ def _context_passages(context: str) -> tuple[Passage, ...]:
     return tuple(pieces(context) if marked is None else marked)
 
 
-def _rest(record: Record, used: set[str]) -> dict[str, Any]:
+def _rest(record: Record, used: Set[str]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in used}
 
 

@@ -7,26 +7,35 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infoflow_kv.choosing import permuted
 from infoflow_kv.decoding import Sampling, decode, sampler
 from infoflow_kv.engine import Engine
-from infoflow_kv.errors import ComputeError
+from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
 from infoflow_kv.evaluate.arms import Arm
 from infoflow_kv.evaluate.distances import agreement, divergences, kv_error, margin, nll, selection_lift
 from infoflow_kv.evaluate.items import Item
 from infoflow_kv.evaluate.results import FORMAT
+from infoflow_kv.evaluate.rotation import rope_similarity
+from infoflow_kv.methods import find_method
 from infoflow_kv.models import PlainRun, forward_rows, greedy
 from infoflow_kv.records import Document, Prompt
 from infoflow_kv.runs import Run
+from infoflow_kv.select import layers_text
 from infoflow_kv.store import MemoryStore
 
 if TYPE_CHECKING:
     from infoflow_kv.models import LanguageModel
 
 
+INSTRUCTION = "Answer the question using the documents. Give the answer only, in a few words."
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How items are measured. `continuation`: places over which distances are taken. `generate`: budgets whose arms
-    also write an answer of up to `max_new_tokens` (None: all arms). `kv_error`: ΔK and ΔV per layer."""
+    also write an answer of up to `max_new_tokens` (None: all arms). `kv_error`: ΔK and ΔV per layer. `instruction`: for
+    items that have none of their own. `lengthen`: passage tokens to which items were lengthened, None if they were not.
+    """
 
     max_new_tokens: int = 32
     continuation: int = 16
@@ -34,8 +43,17 @@ class Options:
     kv_error: bool = False
     chunk_tokens: int = 512
     head_policy: str = "head"
-    instruction: str = "Answer the question using the documents. Give the answer only, in a few words."
+    instruction: str = INSTRUCTION
     seed: int = 0
+    lengthen: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "continuation", "lengthen"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise OptionError(f"{name} is {value!r}; expected a whole number of at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed {self.seed} is outside 0..2^63-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +79,37 @@ class Bench:
         self.options = options
         self.plain = model.plain("eager" if model.needs_eager else "sdpa")
 
-    def engine(self) -> Engine:
-        """An engine with an empty store of its own: every item starts from nothing."""
+    def engine(self, instruction: str = "", method: str = "infoflow") -> Engine:
+        """An engine with an empty store of its own: every item starts from nothing.
+
+        `instruction`: an item's own. `method`: decides what `add` measures beside the KV.
+        """
         o = self.options
         return Engine(
             self.model,
             MemoryStore(),
+            method=method,
             chunk_tokens=o.chunk_tokens,
             head_policy=o.head_policy,
-            instruction=o.instruction,
+            instruction=instruction or o.instruction,
         )
 
     def rows(self, item: Item, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
-        """One row per arm, all on the same token ids. Raises PromptTooLongError before anything is computed."""
-        engine = self.engine()
+        """One row per arm, all on the same token ids. Raises PromptTooLongError before anything is computed.
+
+        The chunks are stored before the first arm runs: no arm's time holds their prefill. It does hold the rows of the
+        forced continuation, which full prefill's time does not: in rows, times are an upper bound.
+        """
+        methods = [find_method(arm.method) for arm in arms]
+        measuring = [m.name for m in methods if "sensitivity" in m.needs]
+        engine = self.engine(item.instruction, measuring[0] if measuring else "infoflow")
         documents = documents_of(item)
         prompt = engine.prompt(item.question, documents)
         gold_ids = engine.encoder.content(item.answers[0])[0]
         check_fits(self.model, prompt, max(self.options.max_new_tokens, len(gold_ids)))
         reference = self.reference(engine, item, prompt, gold_ids)
+        if any(m.reuse for m in methods):
+            engine.add(documents)
         for arm in arms:
             if arm.method == "full":
                 yield self._row(item, arm, prompt, reference, self._full(engine, prompt, reference))
@@ -157,6 +187,7 @@ class Bench:
             "selection_lift": None,
             "ttft_seconds": run.ttft_seconds,
             "timings": {},
+            "token_ids_sha256": sha256_of_ids(prompt.token_ids),
         }
 
     def _measured(self, engine: Engine, item: Item, arm: Arm, prompt: Prompt, reference: Reference) -> dict[str, Any]:
@@ -170,6 +201,9 @@ class Bench:
             seed=o.seed,
             truth=reference.plain.values,
         )
+        ids = ids_read(run, prompt)
+        if run.usage.prefilled_tokens or run.usage.measured_tokens:
+            raise ComputeError(f"{arm.name} had to prefill chunks, which its time would hold; they should be stored")
         kl, js = divergences(run.logits, reference.plain.logits[: len(forced)])
         wanted = o.generate is None or arm.budget is None or arm.budget in o.generate
         prediction, stop = self._continue(run, forced) if wanted else (None, None)
@@ -182,6 +216,8 @@ class Bench:
         gold_logits = self._after(
             run.context.keys, run.context.values, prompt.num_tokens, run.logits[:1], reference.gold_ids, run.rotary
         )
+        prompt_positions = torch.arange(prompt.context_tokens, prompt.num_tokens)
+        similarity = rope_similarity(run.selection.slots.cpu(), prompt_positions, self.model.rotary())
         usage, reusable = run.usage, max(1, run.usage.reusable_tokens)
         return {
             "prediction": prediction,
@@ -201,11 +237,14 @@ class Bench:
             "recomputed_share_all": usage.recomputed_tokens / usage.context_tokens,
             "computed_share": run.selection.mean_rows / reusable,
             "selection_lift": selection_lift(run, supporting_chunks(item, prompt)),
+            "rope_mean_of_max": similarity.mean_of_max if similarity is not None else None,
+            "rope_max": similarity.max if similarity is not None else None,
             "ttft_seconds": run.timings.load_seconds
             + run.timings.assemble_seconds
             + run.timings.score_seconds
             + run.timings.repair_seconds,
             "timings": {name: round(value, 5) for name, value in asdict(run.timings).items() if value},
+            "token_ids_sha256": sha256_of_ids(ids),
             **errors,
         }
 
@@ -261,7 +300,6 @@ class Bench:
             "context_tokens": prompt.context_tokens,
             "prompt_tokens": len(prompt.suffix_ids),
             "chunks": len(prompt.chunks),
-            "token_ids_sha256": sha256_of_ids(prompt.token_ids),
             "meta": dict(item.meta),
             **measured,
         }
@@ -279,23 +317,18 @@ def supporting_chunks(item: Item, prompt: Prompt) -> list[int]:
     return [index for index, chunk in enumerate(prompt.chunks) if chunk.document_id in wanted]
 
 
+def ids_read(run: Run, prompt: Prompt) -> tuple[int, ...]:
+    """The ids that the model really read, in its order; ComputeError unless they are the item's, chunk by chunk."""
+    ids = (*run.context.token_ids.tolist(), *run.prompt.suffix_ids)
+    if sorted(run.order) != list(range(len(prompt.chunks))) or ids != permuted(prompt, run.order).token_ids:
+        raise ComputeError(f"{run.method.name} read other token ids than the item's; its row would compare nothing")
+    return ids
+
+
 def check_fits(model: "LanguageModel", prompt: Prompt, new_tokens: int) -> None:
     """Nothing; PromptTooLongError where prompt and answer exceed the window."""
-    from infoflow_kv.errors import PromptTooLongError
-
     if prompt.num_tokens + new_tokens + 1 > model.window_tokens:
         raise PromptTooLongError(prompt.num_tokens, new_tokens + 1, model.window_tokens)
-
-
-def layers_text(layers: Sequence[int]) -> str:
-    """`0-29`, `20-23` or `3,7,9-11`."""
-    parts: list[list[int]] = []
-    for layer in layers:
-        if parts and parts[-1][-1] == layer - 1:
-            parts[-1].append(layer)
-        else:
-            parts.append([layer])
-    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
 
 
 def sha256_of_ids(token_ids: Sequence[int]) -> str:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from infoflow_kv.errors import InfoFlowError, InputError, OptionError, PromptTooLongError
 from infoflow_kv.evaluate.arms import Arm
-from infoflow_kv.evaluate.items import Item, check_items
+from infoflow_kv.evaluate.environment import without_folders
+from infoflow_kv.evaluate.items import Item, Passage, check_items
 from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
-from infoflow_kv.evaluate.readers import fit
+from infoflow_kv.evaluate.readers import fit, lengthen
 from infoflow_kv.evaluate.results import FORMAT, ROWS_NAME, RUN_NAME
+from infoflow_kv.records import Document
 
 if TYPE_CHECKING:
     from infoflow_kv.models import LanguageModel
@@ -28,11 +30,13 @@ Progress = Callable[[int, int, str], None]  # rows done, rows in all, what was j
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a run did: rows written now, rows that were there before, and why items were left out."""
+    """What a run did: rows written now, rows that were there before, why items were left out, and how many distractor
+    passages were dropped from others."""
 
     written: int
     found: int
     skipped: dict[str, str]
+    dropped: dict[str, int]
 
 
 def predict(
@@ -49,16 +53,23 @@ def predict(
 
     Rows that are there are not computed again: an interrupted run goes on where it was, and arms can be added later.
     `data`: file and digest of the inputs, for the record. An item over the window loses whole distractor passages; if
-    that does not help it is left out, with the reason.
+    that does not help, or if nothing could score it, it is left out, with the reason.
 
     Raises OptionError where `out` holds a run of another model, data or options, or where another process writes to it.
     """
-    check_items(items)
+    items, skipped = check_items(items)
+    if not items:
+        raise OptionError("no item is left to measure; " + (next(iter(skipped.values()), "give at least one")))
+    for identity, reason in skipped.items():
+        logger.warning("item '%s' is left out: %s", identity, reason)
     bench = Bench(model, options)
+    bench.engine()  # refuses options that no item could be measured with, before anything is written
+    for arm in arms:
+        arm.recipe(model)
     record = run_record(model, arms, options, data, environment or {})
     with writer(out, record) as rows:
         have = rows.have()
-        skipped: dict[str, str] = {}
+        dropped: dict[str, int] = {}
         written, total = 0, len(items) * len(arms)
         done = sum((item.id, arm.name) in have for item in items for arm in arms)
         found = done
@@ -72,6 +83,11 @@ def predict(
                 total -= len(missing)
                 logger.warning("item '%s' is left out: %s", item.id, reason)
                 continue
+            if fitted is not item:
+                dropped[item.id] = len(item.passages) - len(fitted.passages)
+                logger.warning(
+                    "item '%s' is over the window: %d distractor passages dropped", item.id, dropped[item.id]
+                )
             start = time.perf_counter()
             for row in bench.rows(fitted, missing):
                 rows.append(row)
@@ -80,19 +96,38 @@ def predict(
                 if on_progress is not None:
                     on_progress(done, total, f"{item.id} {row['arm']}")
             logger.info("item '%s': %d arms in %.1f s", item.id, len(missing), time.perf_counter() - start)
-        return Done(written, found, skipped)
+        return Done(written, found, skipped, dropped)
+
+
+def lengthened(
+    model: "LanguageModel", items: Sequence[Item], pool: Sequence[Item], tokens: int, options: Options
+) -> list[Item]:
+    """The items with passages of the pool's other items mixed in, up to `tokens` passage tokens each (see `lengthen`).
+
+    Tokens are those of the chunks, titles included. The options' seed chooses.
+    """
+    engine = Bench(model, options).engine()
+    counts: dict[Passage, int] = {}
+
+    def count(passage: Passage) -> int:
+        if passage not in counts:
+            chunks = engine.split(Document(text=passage.text, title=passage.title))
+            counts[passage] = sum(chunk.num_tokens for chunk in chunks)
+        return counts[passage]
+
+    return [lengthen(item, pool, tokens, count, options.seed) for item in items]
 
 
 def fitted_item(bench: Bench, item: Item) -> tuple[Item | None, str]:
     """The item, without some distractors if it must be; else None and the reason."""
-    engine, model, options = bench.engine(), bench.model, bench.options
-    gold = len(engine.encoder.content(item.answers[0])[0])
-    limit = model.window_tokens - max(options.max_new_tokens, gold) - 1
+    engine, model, options = bench.engine(item.instruction), bench.model, bench.options
 
     def count(candidate: Item) -> int:
         return engine.prompt(candidate.question, documents_of(candidate)).num_tokens
 
     try:
+        gold = len(engine.encoder.content(item.answers[0])[0])
+        limit = model.window_tokens - max(options.max_new_tokens, gold) - 1
         tokens = count(item)
     except InfoFlowError as error:
         return None, str(error)
@@ -114,9 +149,11 @@ def run_record(
     """What `run.json` says: everything that rows of one folder must share, and where they were made."""
     return {
         "format": FORMAT,
-        "model": model.name,
+        "model": without_folders([model.name])[0],
         "weights": model.identity.weights,
         "dtype": model.identity.dtype,
+        # What `layers=auto` means: a calibration in between would change arms under their names.
+        "layer_sets": dict(model.layer_sets),
         "options": json.loads(json.dumps(asdict(options))),
         "data": [dict(d) for d in data],
         "arms": [arm.name for arm in arms],
@@ -134,7 +171,10 @@ class Rows:
         """(item, arm) of all whole rows; a torn last line is cut off, so that the next row gets a line of its own."""
         if not self._file.exists():
             return set()
-        data = self._file.read_bytes()
+        try:
+            data = self._file.read_bytes()
+        except OSError as error:
+            raise InputError(f"{self._file} cannot be read: {error.strerror or error}; give another --out") from error
         end = data.rfind(b"\n") + 1
         if end < len(data):
             logger.warning(
@@ -148,21 +188,29 @@ class Rows:
                 continue
             try:
                 row = json.loads(line)
+                version = row["format"]
                 found.add((row["_id"], row["arm"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(
                     f"{self._file}, line {number}: not a row of `eval predict` ({error}); remove the line or give "
                     "another --out"
                 ) from None
+            if version != FORMAT:
+                raise InputError(
+                    f"{self._file}, line {number}: format {version!r}, this version writes {FORMAT}; give another --out"
+                )
         return found
 
     def append(self, row: dict[str, Any]) -> None:
         """Writes one row; on return it is in the file, whole."""
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-        with self._file.open("ab") as handle:
-            handle.write(line.encode("utf-8", "surrogatepass"))
-            handle.flush()
-            os.fsync(handle.fileno())
+        try:
+            with self._file.open("ab") as handle:
+                handle.write(line.encode("utf-8", "surrogatepass"))
+                handle.flush()
+                os.fsync(handle.fileno())
+        except OSError as error:
+            raise _unwritable(self._file, error) from error
 
 
 @contextmanager
@@ -181,7 +229,10 @@ def writer(out: Path, record: dict[str, Any]) -> Iterator[Rows]:
     except OSError as error:
         raise OptionError(f"--out '{out}' cannot be written: {error.strerror or error}") from error
     try:
-        settle(out / RUN_NAME, record)
+        try:
+            settle(out / RUN_NAME, record)
+        except OSError as error:
+            raise _unwritable(out / RUN_NAME, error) from error
         yield Rows(out / ROWS_NAME)
     finally:
         lock.release()
@@ -197,8 +248,13 @@ def settle(file: Path, record: dict[str, Any]) -> None:
             raise InputError(f"{file} is no record of a run; give another --out") from None
         if version != FORMAT:
             raise InputError(f"{file} has format {version!r}, this version writes {FORMAT}; give another --out")
-        for key in ("weights", "dtype", "options", "data"):
-            if before.get(key) != record[key]:
+        # An option that an older run did not know had its default there.
+        known = before.get("options")
+        if isinstance(known, dict):
+            before["options"] = {**json.loads(json.dumps(asdict(Options()))), **known}
+        before.setdefault("layer_sets", record.get("layer_sets"))
+        for key in ("weights", "dtype", "options", "data", "layer_sets"):
+            if before.get(key) != record.get(key):
                 raise OptionError(
                     f"{file.parent} holds a run with other {key} ({_short(before.get(key))}, now "
                     f"{_short(record[key])}); give another --out, or the same command to go on"
@@ -207,6 +263,12 @@ def settle(file: Path, record: dict[str, Any]) -> None:
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(partial, file)
+
+
+def _unwritable(file: Path, error: OSError) -> InfoFlowError:
+    return InfoFlowError(
+        f"{file} cannot be written: {error.strerror or error}; what is in it stays, and the same command goes on"
+    )
 
 
 def _short(value: Any) -> str:

@@ -54,6 +54,8 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     "closed_gold_nll": _NUMBER,
     "closed_prediction": (str,),
     "selection_lift": _NUMBER,
+    "rope_mean_of_max": _NUMBER,
+    "rope_max": _NUMBER,
     "delta_k": (dict,),
     "delta_v": (dict,),
     "timings": (dict,),

@@ -195,6 +195,7 @@
       `${many(usage.recomputed_tokens, "token")} recomputed of ${usage.reusable_tokens.toLocaleString("en")} reusable`,
       `${many(usage.prefilled_tokens, "token")} prefilled`,
       `${many(usage.new_tokens, "new token")}`,
+      ...(method.reason ? [method.reason] : []),
     ];
     byId("facts").replaceChildren(...facts.map((fact) => make("span", {}, fact)));
   }

@@ -63,7 +63,7 @@ def render_page(report: Mapping[str, Any]) -> str:
         model=_text(report["model"]),
         created=_text(report["created"]),
         version=_text(report["version"]),
-        budget=f"{100 * report['budget']:.3g}\u202f%",
+        budget=_budget(report),
         size=f"{_many(len(report['chunks']), 'chunk')}, {_many(first['context_tokens'], 'context token')}",
         rows="\n".join(_rows(report)),
     )
@@ -90,7 +90,10 @@ def _drawn(report: Mapping[str, Any]) -> dict[str, Any]:
     fields = ("name", "rule", "source", "geometry", "layers", "reorder", "usage", "timings", "order")
     return {
         "format": FORMAT,
-        "methods": [{name: m[name] for name in fields} | {"chunks": _drawn_chunks(m)} for m in report["methods"]],
+        "methods": [
+            {name: m[name] for name in fields} | {"reason": m.get("reason", ""), "chunks": _drawn_chunks(m)}
+            for m in report["methods"]
+        ],
         "chunks": [{name: chunk[name] for name in ("id", "title", "tokens")} for chunk in report["chunks"]],
         "prompt_tokens": report["prompt_tokens"],
     }
@@ -178,6 +181,16 @@ def _row(name: str, rule: str, answer: str, ttft: str, recomputed: str, distance
     return f'<tr role="row">{head}{data}</tr>'
 
 
+def _budget(report: Mapping[str, Any]) -> str:
+    """The budget; of an adaptive one what it covers, and its ceiling."""
+    share, cover = _percent(report["budget"]), report.get("cover")
+    return share if cover is None else f"auto: {_percent(cover)} of the predicted influence, at most {share}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}\u202f%"
+
+
 def _recomputed(usage: Mapping[str, int]) -> str:
     reusable, again = usage["reusable_tokens"], usage["recomputed_tokens"]
     if reusable == 0:
@@ -220,6 +233,8 @@ def _check(report: Mapping[str, Any]) -> None:
     for name in ("question", "model", "created", "version"):
         _field(report, name, str, "the report")
     _number(report, "budget", "the report")
+    if report.get("cover") is not None:
+        _number(report, "cover", "the report")
     _optional(report, "full_answer", str, "the report")
     for index, token in enumerate(_field(report, "prompt_tokens", Sequence, "the report")):
         _expect(token, str, f"prompt token {index}")
@@ -244,6 +259,7 @@ def _check_method(method: Any, where: str, sizes: list[int]) -> None:
     for name in ("rule", "source", "answer", "geometry", "layers"):
         _field(method, name, str, where)
     _field(method, "reorder", bool, where)
+    _expect(method.get("reason", ""), str, f"'reason' of {where}")
     _optional(method, "same_first_token", bool, where)
     for name in ("kl_first", "js_first"):
         if _optional(method, name, NUMBER, where) is not None:

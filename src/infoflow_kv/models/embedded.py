@@ -12,7 +12,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -39,8 +39,8 @@ class EmbeddedModel:
     gguf_sha256: str
     disk_bytes: int
     licence: str
-    # Layer set that came closest to full prefill in benchmarks/fidelity.py; None: not measured.
-    layers: str | None = None
+    # Method → the layer set that `calibrate` chose; a profile in the cache takes its place.
+    layers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def requirement(self) -> str:
@@ -58,7 +58,7 @@ EMBEDDED: Mapping[str, EmbeddedModel] = MappingProxyType(
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             disk_bytes=750_000_000,
             licence="Apache-2.0",
-            layers="all",
+            layers=MappingProxyType({"infoflow": "all", "influence": "all"}),
         )
     }
 )

@@ -1,5 +1,6 @@
 """A loaded model: what the rooms may ask of it, and nothing of Transformers' own types beside."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -27,8 +28,8 @@ class LanguageModel:
         self._tokenizer_fingerprint = tokenizer_fingerprint
         self.tokenizer = tokenizer
         self.name = name
-        # The layer set of the scores that suits this model, where it was measured (`layers="auto"` of the engine).
-        self.layers: str | None = None
+        # Method → the layer set that suits this model, where it was measured (`layers="auto"` of the engine).
+        self.layer_sets: Mapping[str, str] = {}
         self.dtype: torch.dtype = hf.dtype
         self.device: torch.device = hf.device
         self.num_layers = support.num_layers

@@ -77,6 +77,13 @@ class RotaryTables:
         cos, sin = self._tables[self._layer_types[layer]]
         return self._apply(query, key, cos, sin)
 
+    def similarity(self) -> Float[Tensor, " tokens"]:
+        """How much of a rotation is left at each of these positions, taken as distances: the mean of cos(d·θ) over the
+        frequencies θ, 1 at distance 0 (of the first layer type, where there are several)."""
+        cos, _ = next(iter(self._tables.values()))
+        # A scaling of attention (YaRN) multiplies cos and sin alike; it is no rotation.
+        return cos[0].float().mean(-1) / cos[0].float().abs().amax().clamp_min(1e-12)
+
     def rotate_keys(
         self, layer: int, keys: Float[Tensor, "kv_heads tokens head_dim"]
     ) -> Float[Tensor, "kv_heads tokens head_dim"]:

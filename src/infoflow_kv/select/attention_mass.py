@@ -30,29 +30,31 @@ class AttentionMass:
         self.weigh = weigh
 
     def score(self, scene: Scene) -> Float[Tensor, " context"]:
+        return self.per_layer(scene).sum(dim=0)
+
+    def per_layer(self, scene: Scene) -> Float[Tensor, "some context"]:
+        """The scores of each layer of the set, in ascending order of layers."""
         context = scene.context
-        total = torch.zeros(context.num_tokens, dtype=torch.float32, device=context.keys.device)
+        scores: list[Tensor] = []
         end = context.num_tokens + scene.prompt_ids.shape[0]
         ranks = torch.arange(context.num_tokens, end, device=context.keys.device)
-        last, seen = max(self.layers), 0
+        last = max(self.layers)
 
         def add(given: AttentionInput, keys: Tensor) -> None:
-            nonlocal seen
             if given.layer in self.layers:
                 weight = self.weigh(scene, given.layer) if self.weigh is not None else None
-                total.add_(
+                scores.append(
                     attention_mass(given.query, keys, ranks, context.num_tokens, given.spec, self.reduction, weight)
                 )
-                seen += 1
             if given.layer == last:
                 raise StopForward
 
         # The prompt's K/V that this leaves in its slots are those over unrepaired KV; repair writes them anew.
         rotary = scene.rotary.at(slice(context.num_tokens, end))
         forward_rows(scene.model, scene.prompt_ids, ranks, ranks, rotary, context.keys, context.values, on_layer=add)
-        if seen != len(self.layers):
-            raise ComputeError(f"attention mass came from {seen} layers, expected {len(self.layers)}")
-        return total
+        if len(scores) != len(self.layers):
+            raise ComputeError(f"attention mass came from {len(scores)} layers, expected {len(self.layers)}")
+        return torch.stack(scores)
 
 
 def value_norm(scene: Scene, layer: int) -> Float[Tensor, "kv_heads context"]:

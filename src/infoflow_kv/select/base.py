@@ -8,7 +8,7 @@ import torch
 from infoflow_kv.errors import ComputeError, OptionError
 from infoflow_kv.models import LanguageModel, RotaryTables
 from infoflow_kv.records import Context, Selection, Span
-from infoflow_kv.select.budget import Budget, check_budget
+from infoflow_kv.select.budget import Budget, check_budget, num_selected
 from infoflow_kv.shapes import Float, Int, Tensor
 
 
@@ -76,7 +76,8 @@ def take(
     reusable = scores[context.exact_tokens :]
     wanted = min(count, context.reusable_tokens) if count >= 0 else budget.count(reusable)
     slots = best(scores, wanted, context.exact_tokens, context.spans, allocation)
-    return Selection(slots=slots, scores=scores, reason=_reason(budget, reusable, slots, scores, count))
+    reason = f"the rule fixes {slots.numel()} tokens" if count >= 0 else adaptive_reason(budget, scores, slots, context)
+    return Selection(slots=slots, scores=scores, reason=reason)
 
 
 def best(
@@ -105,16 +106,16 @@ def best(
     return torch.sort(order[torch.sort(kind, stable=True).indices[:count]]).values
 
 
-def _reason(budget: Budget, reusable: Tensor, slots: Tensor, scores: Tensor, count: int) -> str:
-    """Why so many, in words; empty where the budget was a plain share."""
-    if count >= 0:
-        return f"the rule fixes {slots.numel()} tokens"
-    if budget.cover is None or reusable.numel() == 0:
+def adaptive_reason(budget: Budget, scores: Tensor, slots: Tensor, context: Context) -> str:
+    """Why an adaptive budget took so many tokens, in words; empty for a plain share."""
+    reusable = scores[context.exact_tokens :].double().clamp_min(0)
+    total = float(reusable.sum())
+    if budget.cover is None or slots.numel() == 0:
         return ""
-    total = float(reusable.double().clamp_min(0).sum())
     if total <= 0:
         return f"{budget}: this method predicts no influence, so the ceiling of {budget.share:g} was taken"
     covered = float(scores[slots].double().clamp_min(0).sum()) / total
     share = slots.numel() / reusable.numel()
-    limit = "" if covered >= budget.cover - 1e-6 else f", stopped by the ceiling of {budget.share:g}"
+    stopped = covered < budget.cover - 1e-6 and slots.numel() >= num_selected(budget.share, reusable.numel())
+    limit = f", stopped by the ceiling of {budget.share:g}" if stopped else ""
     return f"{budget}: {share:.1%} of the tokens cover {covered:.1%} of the predicted influence{limit}"

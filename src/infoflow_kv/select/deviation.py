@@ -12,7 +12,7 @@ import torch
 from infoflow_kv.errors import OptionError
 from infoflow_kv.models import AttentionInput
 from infoflow_kv.records import Context, Selection
-from infoflow_kv.select.base import EVEN, Allocation, best
+from infoflow_kv.select.base import EVEN, Allocation, adaptive_reason, best
 from infoflow_kv.select.budget import Budget
 from infoflow_kv.shapes import Bool, Int, Tensor
 
@@ -79,10 +79,17 @@ class Deviation:
 
     def selection(self) -> Selection:
         """What was recomputed: the rows after the check layer, and how many rows each layer really ran."""
-        slots = self._slots
-        if slots is None:
-            slots = torch.arange(self._context.exact_tokens, self._context.num_tokens, device=self._context.keys.device)
-        return Selection(slots, self._scores, layer_counts=tuple(self._counts), full_layers=CHECK_LAYER + 1)
+        context, slots = self._context, self._slots
+        if slots is None:  # nothing left on the way: all rows ran all layers
+            slots = torch.arange(context.exact_tokens, context.num_tokens, device=context.keys.device)
+            return Selection(slots, None, layer_counts=tuple(self._counts), full_layers=CHECK_LAYER + 1)
+        return Selection(
+            slots,
+            self._scores,
+            layer_counts=tuple(self._counts),
+            full_layers=CHECK_LAYER + 1,
+            reason=adaptive_reason(self._budget, self._scores, slots, context),
+        )
 
     def _count(self, scores: Tensor, layer: int) -> int:
         reusable = scores[self._context.exact_tokens :]

@@ -1,0 +1,332 @@
+"""`infoflow-kv eval predict`: questions × arms → rows."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infoflow_kv.cli import opening, options
+from infoflow_kv.cli.evaluation.lists import split_list
+from infoflow_kv.cli.output import Advance, Interrupted, emit, emit_json, is_terminal, note, progress_bar
+from infoflow_kv.errors import InputError, OptionError
+
+if TYPE_CHECKING:
+    from infoflow_kv.evaluate.arms import Arm
+    from infoflow_kv.evaluate.items import Item
+    from infoflow_kv.evaluate.measuring import Options
+    from infoflow_kv.evaluate.predict import Done
+    from infoflow_kv.evaluate.readers import Loaded
+    from infoflow_kv.models import LanguageModel
+
+METHODS = "full,none,random,epic,cacheblend,infoflow,influence"
+BUDGETS = ".05,.15"
+INSTRUCTION = "Answer the question using the documents. Give the answer only, in a few words."
+SECONDS_BETWEEN_LINES = 60
+
+_DATA, _ARMS, _MEASURING = "Data", "Arms", "Measuring"
+
+Data = Annotated[
+    list[str],
+    typer.Option(
+        "--data",
+        metavar="FILE",
+        help="Questions with passages and answers: *.chunks.jsonl, LongBench, CacheBlend's lists, key-value retrieval; "
+        "may be given several times.",
+        show_default=False,
+        rich_help_panel=_DATA,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Items taken from each file.", show_default="all", rich_help_panel=_DATA),
+]
+Skip = Annotated[int, typer.Option(metavar="N", help="Items passed over in each file first.", rich_help_panel=_DATA)]
+Lengthen = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Mix passages of the file's other items in, up to so many tokens. Not for texts in which order matters.",
+        show_default="as they are",
+        rich_help_panel=_DATA,
+    ),
+]
+Methods = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Methods, each with its differences in brackets and a budget of its own where wanted: "
+        r"full,infoflow\[layers=all],epic@0.3.",
+        rich_help_panel=_ARMS,
+    ),
+]
+Budgets = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Budgets of all methods that take one and name none: shares (0 to 1) or auto:P.",
+        rich_help_panel=_ARMS,
+    ),
+]
+Geometry = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Positions while scoring (GLOBAL, HL-HP, HL-TP, TL-TP), for arms that score by attention and name none.",
+        show_default="GLOBAL",
+        rich_help_panel=_ARMS,
+    ),
+]
+Reorder = Annotated[
+    bool,
+    typer.Option(
+        "--reorder",
+        metavar="",
+        help="Put the chunks that matter most next to the question, in all arms that score tokens.",
+        rich_help_panel=_ARMS,
+    ),
+]
+MaxNewTokens = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", rich_help_panel=_MEASURING)]
+Continuation = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Tokens of full prefill's answer over which distances are taken.",
+        rich_help_panel=_MEASURING,
+    ),
+]
+Generate = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Budgets whose arms also write an answer: all, none, or a list. Arms without a budget always do.",
+        rich_help_panel=_MEASURING,
+    ),
+]
+KvError = Annotated[
+    bool,
+    typer.Option(
+        "--kv-error",
+        metavar="",
+        help="Also keep how far keys and values lie from full prefill's, per layer.",
+        rich_help_panel=_MEASURING,
+    ),
+]
+Instruction = Annotated[
+    str, typer.Option(metavar="TEXT", help="What stands before the documents.", rich_help_panel=_MEASURING)
+]
+HeadPolicy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What chunks are prefilled behind: head (the chat header) or none.",
+        rich_help_panel=_MEASURING,
+    ),
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="For every random choice.", rich_help_panel=_MEASURING)]
+Out = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR", help="Folder for rows.jsonl and run.json; made if it is not there.", show_default=False
+    ),
+]
+
+
+def predict(
+    data: Data,
+    out: Out,
+    limit: Limit = None,
+    skip: Skip = 0,
+    lengthen: Lengthen = None,
+    methods: Methods = METHODS,
+    budget: Budgets = BUDGETS,
+    geometry: Geometry = None,
+    reorder: Reorder = False,
+    max_new_tokens: MaxNewTokens = 32,
+    continuation: Continuation = 16,
+    generate: Generate = "all",
+    kv_error: KvError = False,
+    seed: Seed = 0,
+    model: options.Model = options.MODEL,
+    dtype: options.Dtype = options.DTYPE,
+    device: options.Device = options.DEVICE,
+    chunk_tokens: options.ChunkTokens = options.CHUNK_TOKENS,
+    head_policy: HeadPolicy = "head",
+    instruction: Instruction = INSTRUCTION,
+    as_json: options.Json = False,
+) -> int:
+    """Answer questions under every method and budget, and measure how close each comes to full prefill.
+
+    All arms of a question read the same token ids; full prefill is plain Transformers. Each row is written as soon as
+    it is measured, and rows that are there are not measured again: stop it (Ctrl-C) and give the same command to go on,
+    or add methods later. A question over the model's window loses whole distractor passages, or is left out; either is
+    said.
+
+    Examples:
+
+    \b
+        infoflow-kv eval predict --data musique.chunks.jsonl --limit 50 --out run
+        infoflow-kv eval predict --data a.jsonl --methods "full,epic,infoflow\\[layers=all]" --out run
+        infoflow-kv eval predict --data a.jsonl --budget .05,.15,auto:0.6 --generate .15 --out run
+    """
+    if limit is not None and limit < 1:
+        raise OptionError(f"--limit {limit}: at least 1 item is needed")
+    if skip < 0:
+        raise OptionError(f"--skip {skip}: give the number of items to pass over, 0 or more")
+    loaded = read_data(data)
+    taken = [read.items[skip:][:limit] for read in loaded]
+    check_ids(data, taken, skip)
+
+    from infoflow_kv.evaluate.arms import parse_arms
+    from infoflow_kv.evaluate.measuring import Options
+
+    arms = parse_arms(methods, budgets(budget), geometry=geometry, reorder=reorder)
+    measuring = Options(
+        max_new_tokens=max_new_tokens,
+        continuation=continuation,
+        generate=writing_arms(generate, arms),
+        kv_error=kv_error,
+        chunk_tokens=chunk_tokens,
+        head_policy=head_policy,
+        instruction=instruction,
+        seed=seed,
+        lengthen=lengthen,
+    )
+    records = [{"file": Path(name).name, "sha256": read.sha256} for name, read in zip(data, loaded, strict=True)]
+    language_model = opening.load_model(model, dtype, device)
+    items = list(prepared(language_model, loaded, taken, measuring))
+    done = run(language_model, items, arms, Path(out), measuring, records, device)
+    if not done.written + done.found:
+        raise InputError(f"none of the {len(items)} items could be measured: {next(iter(done.skipped.values()))}")
+    if as_json:
+        emit_json(
+            {
+                "out": out,
+                "model": language_model.name,
+                "items": len(items) - len(done.skipped),
+                "arms": [arm.name for arm in arms],
+                "written": done.written,
+                "found": done.found,
+                "skipped": {**{k: v for read in loaded for k, v in read.skipped.items()}, **done.skipped},
+                "dropped_passages": done.dropped,
+            }
+        )
+    else:
+        emit(summary(done, len(items), len(arms), out))
+    return 0
+
+
+def read_data(files: list[str]) -> "list[Loaded]":
+    """What the files hold; one line on stderr for each record that nothing can score."""
+    from infoflow_kv.evaluate.readers import read_items
+
+    loaded = []
+    for name in files:
+        read = read_items(name)
+        opening.tell_skipped(read.skipped)
+        loaded.append(read)
+    return loaded
+
+
+def check_ids(files: list[str], taken: "list[tuple[Item, ...]]", skip: int) -> None:
+    """Nothing; OptionError where a file has no item to take or two items have one id."""
+    from infoflow_kv.evaluate.items import check_items
+
+    for name, items in zip(files, taken, strict=True):
+        if not items:
+            raise OptionError(f"--skip {skip} passes over every item of '{name}'; give a smaller number")
+    places = [
+        f"'{name}', item {number}"
+        for name, items in zip(files, taken, strict=True)
+        for number in range(skip + 1, skip + 1 + len(items))
+    ]
+    check_items([item for items in taken for item in items], places)
+
+
+def budgets(text: str) -> "list[float | str]":
+    """The budgets of `--budget`; OptionError for what is none."""
+    from infoflow_kv.evaluate.arms import parse_budget
+
+    return [parse_budget(part) for part in split_list(text)]
+
+
+def writing_arms(text: str, arms: "list[Arm]") -> "tuple[float | str, ...] | None":
+    """The budgets of `--generate`, None for all; OptionError for one that no arm has."""
+    if text in ("all", "none"):
+        return None if text == "all" else ()
+    found = tuple(budgets(text))
+    known = list(dict.fromkeys(arm.budget for arm in arms if arm.budget is not None))
+    for one in found:
+        if one not in known:
+            shown = ", ".join(map(str, known)) or "none at all"
+            raise OptionError(f"--generate names budget {one}, which no arm has (their budgets: {shown})")
+    return found
+
+
+def prepared(
+    model: "LanguageModel", loaded: "list[Loaded]", taken: "list[tuple[Item, ...]]", measuring: "Options"
+) -> "list[Item]":
+    """The items of all files, lengthened where that is asked for."""
+    if measuring.lengthen is None:
+        return [item for items in taken for item in items]
+    from infoflow_kv.evaluate.predict import lengthened
+
+    tokens = measuring.lengthen
+    return [
+        item
+        for read, items in zip(loaded, taken, strict=True)
+        for item in lengthened(model, items, read.items, tokens, measuring)
+    ]
+
+
+def run(
+    model: "LanguageModel",
+    items: "list[Item]",
+    arms: "list[Arm]",
+    out: Path,
+    measuring: "Options",
+    data: list[dict[str, str]],
+    device: str,
+) -> "Done":
+    """What was done; Interrupted, with what is written by then, on Ctrl-C."""
+    from infoflow_kv.evaluate.environment import environment
+    from infoflow_kv.evaluate.predict import predict as measure
+
+    reached: list[Any] = [0, len(items) * len(arms)]
+
+    def advance(done: int, total: int, what: str) -> None:
+        reached[:] = done, total
+        move(done, total)
+        tell(done, total)
+
+    tell = line_now_and_then()
+    try:
+        with progress_bar("measuring") as move:
+            return measure(model, items, arms, out, measuring, data, environment(device), advance)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"{reached[0]} of {reached[1]} rows are in {out}; run the same command again to continue"
+        ) from None
+
+
+def line_now_and_then() -> Advance:
+    """A function of (done, total) that says it in a line from time to time where no one watches the bar."""
+    last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES and not is_terminal(sys.stderr):
+            last = time.monotonic()
+            note(f"{done} of {total} rows")
+
+    return tell
+
+
+def summary(done: "Done", num_items: int, num_arms: int, out: str) -> str:
+    """One line on what a run did."""
+    parts = [f"{done.written:,} rows written to {out}"]
+    parts += [f"{done.found:,} were there"] if done.found else []
+    parts += [f"{len(done.skipped):,} of {num_items:,} items left out, see above"] if done.skipped else []
+    parts += [f"{len(done.dropped):,} items shortened to the window"] if done.dropped else []
+    return f"{', '.join(parts)} ({num_arms} arms); next: infoflow-kv eval score {out}"
