@@ -11,14 +11,15 @@ COMPAT := .venv-compat
 TEST_ENV = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format docs bench test-compat clean
+.PHONY: help setup demo test check format docs bench lab test-compat clean
 
 help:
 	@echo 'make demo         embedded model, sample documents, three questions (sets everything up first)'
 	@echo 'make test         all tests; ARGS="-k store" for some'
 	@echo 'make check        format, lint, types, import contracts, sizes, docs'
 	@echo 'make test-compat  model and invariant tests with the oldest supported transformers'
-	@echo 'make bench        time to first token and fidelity'
+	@echo 'make bench        time to first token'
+	@echo 'make lab          the runs behind docs/results.md: hours, resumable; needs INFOFLOW_DATA'
 	@echo 'make format       let ruff format and fix'
 	@echo 'make docs         write the generated pages of docs/'
 	@echo 'make setup        only the set-up;  make clean  removes what make made'
@@ -61,6 +62,7 @@ check: setup
 	$(VENV)/bin/python tools/check_sizes.py
 	$(VENV)/bin/python tools/check_docs.py
 	$(VENV)/bin/python tools/write_methods.py --check
+	$(VENV)/bin/python tools/write_results.py --check
 	$(VENV)/bin/python tools/write_numbers.py --check
 
 format: setup
@@ -70,12 +72,14 @@ format: setup
 docs: setup
 	$(VENV)/bin/python tools/check_docs.py --write
 	$(VENV)/bin/python tools/write_methods.py
+	$(VENV)/bin/python tools/write_results.py
 	$(VENV)/bin/python tools/write_numbers.py
 
 bench: setup
 	$(VENV)/bin/python benchmarks/ttft.py $(ARGS)
-	@test -n "$(INFOFLOW_DATA)" || echo 'fidelity needs real questions: set INFOFLOW_DATA to their folder' >&2
-	test -z "$(INFOFLOW_DATA)" || $(VENV)/bin/python benchmarks/fidelity.py --data "$(INFOFLOW_DATA)/musique/musique.chunks.jsonl"
+
+lab: setup
+	$(VENV)/bin/python benchmarks/lab.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(COMPAT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -28,6 +28,8 @@ class Recipe:
         scores = self.method.selector is not None
         if self.reorder and not scores and self.method.reuse:
             raise OptionError(f"reorder needs a method that scores tokens; {self.method.name} does not")
+        if self.reorder and self.method.in_laboratory_only:
+            raise OptionError(f"{self.method.name} knows the full prefill of the given order only; it takes no reorder")
         if self.repair_layers is not None and self.method.narrowing is not None:
             raise OptionError(f"repair_layers and {self.method.name} both say which layers run; use one of them")
 

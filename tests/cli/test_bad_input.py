@@ -305,7 +305,9 @@ CASES: dict[str, Refused | Answered] = {
     "budget 1": Answered(share_of_all("1", lambda u: u["recomputed_tokens"] == u["reusable_tokens"] > 0)),
     "unknown method": Refused("unknown method 'infoflw'; did you mean 'infoflow'", with_option("--method", "infoflw")),
     "layers outside": Refused("layers '90-99' are outside the model's 0-3", with_option("--layers", "90-99")),
-    "layers in words": Refused("layers 'last' cannot be read; expected auto, all", with_option("--layers", "last")),
+    "layers in words": Refused(
+        "layers 'last' cannot be read; expected auto, profile, all", with_option("--layers", "last")
+    ),
     "tiny chunks": Refused("chunk_tokens is 2; .* at least 8", with_option("--chunk-tokens", 2)),
     # model
     "unknown model": Refused("unknown model 'smollm2'; did you mean 'smollm2-135m'", with_option("--model", "smollm2")),

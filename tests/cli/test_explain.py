@@ -158,7 +158,7 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "name too long": (("--out", "x" * 300), "cannot be written: File name too long"),
     "budget": (("--budget", "2"), "budget 2.0 is outside 0..1"),
     "budget in words": (("--budget", "some"), "--budget 'some' is neither a number in 0..1 nor auto"),
-    "auto of more than all": (("--budget", "auto:2"), "budget 'auto:2' is not understood.*auto:0.6"),
+    "auto of more than all": (("--budget", "auto:2"), "budget 'auto:2' is not understood.*auto:0.8"),
     "ceiling alone": (("--budget-max", "0.2"), "--budget-max bounds an adaptive budget, and --budget is 0.15"),
     "geometry": (("--geometry", "GLOBE"), "unknown geometry 'GLOBE'; did you mean 'GLOBAL'"),
     "layers": (("--layers", "9"), "layers '9' are outside the model's 0-3"),

@@ -39,7 +39,7 @@ def test_json_of_ask_has_the_documented_keys(cli: Cli, tiny_model: Path, documen
     assert list(record) == ["answer", "method", "model", "stop_reason", "usage", "timings", "chunks", "notices"]
     assert list(record["usage"]) == [
         "context_tokens", "prompt_tokens", "chunks", "cached_chunks", "reusable_tokens", "recomputed_tokens",
-        "prefilled_tokens", "new_tokens",
+        "prefilled_tokens", "new_tokens", "measured_tokens",
     ]  # fmt: skip
     assert list(record["timings"]) == [
         "load_seconds", "assemble_seconds", "score_seconds", "repair_seconds", "ttft_seconds", "decode_seconds",

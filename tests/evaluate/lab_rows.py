@@ -58,6 +58,8 @@ def row(item: str, arm: str, **changes: Any) -> dict[str, Any]:
         "computed_share": 0.15,
         "chunks": 10,
         "selection_lift": None,
+        "rope_mean_of_max": None,
+        "rope_max": None,
         "delta_k": None,
         "delta_v": None,
         "ttft_seconds": 0.5,

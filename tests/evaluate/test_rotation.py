@@ -35,9 +35,13 @@ def test_the_same_place_is_1_and_nothing_is_above(model):
 
 
 def test_chunk_starts_far_from_the_prompt_have_a_low_max(model):
-    near = rope_similarity(torch.tensor([0, 50, 98]), torch.arange(100, 110), model.rotary())
+    near = rope_similarity(torch.tensor([0, 50, 99]), torch.arange(100, 110), model.rotary())
     starts = rope_similarity(torch.tensor([0, 25, 50]), torch.arange(100, 110), model.rotary())
-    assert starts.max < near.max
+    assert starts.max < near.max == pytest.approx(by_distance_1(model), abs=1e-6)
+
+
+def by_distance_1(model) -> float:
+    return rope_similarity(torch.tensor([0]), torch.tensor([1]), model.rotary()).max
 
 
 def test_nothing_selected(model):

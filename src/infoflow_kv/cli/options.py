@@ -173,4 +173,4 @@ def read_budget(text: str) -> float | str:
         pass
     if text.partition(":")[0] == "auto":
         return text  # what stands behind it is checked with everything else
-    raise OptionError(f"--budget '{text}' is neither a number in 0..1 nor auto or auto:P, for example auto:0.6")
+    raise OptionError(f"--budget '{text}' is neither a number in 0..1 nor auto or auto:P, for example auto:0.8")

@@ -46,10 +46,11 @@ class Findings:
         return [s for s in self.scores if s.dataset == scope]
 
     def at(self, scope: str, budget: float | str | None, main: bool = True) -> list[Score]:
-        """The scores of arms at a budget; None: of `full` and `none`. `main` leaves geometry and layer variants out."""
+        """The scores of arms at a budget; None: of those that have none (`full`, `none`, rules of fixed size). `main`
+        leaves geometry and layer variants out."""
         scores = [s for s in self.of(scope) if not main or not is_ablation(s.arm)]
         if budget is None:
-            return [s for s in scores if s.method in ("full", "none")]
+            return [s for s in scores if s.method in ("full", "none") or s.budget is None]
         return [s for s in scores if s.method not in ("full", "none") and s.budget == budget]
 
     def reference_at(self, budget: float | str) -> str | None:

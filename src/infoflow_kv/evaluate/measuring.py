@@ -1,7 +1,7 @@
 """One item: the reference by plain Transformers, then one row per arm."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,10 @@ INSTRUCTION = "Answer the question using the documents. Give the answer only, in
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How items are measured. `continuation`: places over which distances are taken. `generate`: budgets whose arms
-    also write an answer of up to `max_new_tokens` (None: all arms). `kv_error`: ΔK and ΔV per layer. `instruction`: for
-    items that have none of their own. `lengthen`: passage tokens to which items were lengthened, None if they were not.
+    """How items are measured. `continuation`: places over which distances are taken. `generate`: budgets, or names of
+    arms, that also write an answer of up to `max_new_tokens` (None: all arms). `kv_error`: ΔK and ΔV per layer.
+    `instruction`: for items that have none of their own. `lengthen`: passage tokens to which items were lengthened,
+    None if they were not.
     """
 
     max_new_tokens: int = 32
@@ -205,7 +206,7 @@ class Bench:
         if run.usage.prefilled_tokens or run.usage.measured_tokens:
             raise ComputeError(f"{arm.name} had to prefill chunks, which its time would hold; they should be stored")
         kl, js = divergences(run.logits, reference.plain.logits[: len(forced)])
-        wanted = o.generate is None or arm.budget is None or arm.budget in o.generate
+        wanted = o.generate is None or arm.budget is None or arm.budget in o.generate or arm.name in o.generate
         prediction, stop = self._continue(run, forced) if wanted else (None, None)
         errors: dict[str, Any] = {}
         full_keys, full_values = reference.plain.keys, reference.plain.values
@@ -300,7 +301,7 @@ class Bench:
             "context_tokens": prompt.context_tokens,
             "prompt_tokens": len(prompt.suffix_ids),
             "chunks": len(prompt.chunks),
-            "meta": dict(item.meta),
+            "meta": facts(item.meta),
             **measured,
         }
         return {key: round(value, 7) if isinstance(value, float) else value for key, value in row.items()}
@@ -334,3 +335,12 @@ def check_fits(model: "LanguageModel", prompt: Prompt, new_tokens: int) -> None:
 def sha256_of_ids(token_ids: Sequence[int]) -> str:
     """The digest by which rows show that their arms saw the same ids."""
     return hashlib.sha256(torch.tensor(list(token_ids), dtype=torch.int64).numpy().tobytes()).hexdigest()
+
+
+def facts(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an item's meta belongs into a row: numbers and short words to group by, no copy of the data set."""
+    return {
+        key: value
+        for key, value in meta.items()
+        if isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= 40)
+    }

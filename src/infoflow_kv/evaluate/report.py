@@ -86,6 +86,7 @@ def _render(findings: Findings, shown: Sequence[Plate], prefix: str) -> str:
     layers = [picture for name, picture in pictures.items() if name.startswith("layers-")]
     blocks += _section("Layers", tables.ablation(findings, "layers"), *layers)
     blocks += _section("Budgets", _BUDGETS, tables.budget_table(findings))
+    blocks += _section("RoPE similarity", _ROTATION, tables.rotation(findings))
     blocks += _section("Keys and values", _DEVIATIONS, tables.deviations(findings))
     blocks += _section("One request", pictures.get("selection", ""))
     for dataset in findings.scopes[1:]:
@@ -220,4 +221,11 @@ _BUDGETS = (
 _DEVIATIONS = (
     "‖X − X_full‖ ÷ ‖X_full‖ of keys (after RoPE) and values over context tokens, recomputed and reused ones apart; "
     "mean over layers and items."
+)
+
+_ROTATION = (
+    "Mean-of-max / max, as in the paper's Table 2. RoPE turns coordinate pair k of a token at p by p·θ_k; what "
+    "two tokens' rotations have in common is the mean over k of cos((p_i − p_j)·θ_k). For each selected token the "
+    "largest value over the prompt's rows is taken; the first number is its mean over the selected tokens, the second "
+    "its largest value, both averaged over items. The paper gives no formula; this one is derived from its description."
 )

@@ -229,3 +229,19 @@ def _median(s: Score, field: str) -> str:
 
 def _budget(budget: float | str) -> str:
     return code(budget) if isinstance(budget, str) else f"{100 * budget:g}"
+
+
+def rotation(findings: Findings) -> str:
+    """RoPE similarity of the selected tokens to the prompt, mean over the items of each data set."""
+    lines = []
+    for budget in findings.budgets:
+        for arm in dict.fromkeys(s.arm for s in findings.at(findings.scopes[0], budget)):
+            cells = []
+            for dataset in findings.datasets:
+                rows = [r for r in findings.rows if r["arm"] == arm and r["dataset"] == dataset]
+                means = [r["rope_mean_of_max"] for r in rows if r.get("rope_mean_of_max") is not None]
+                largest = [r["rope_max"] for r in rows if r.get("rope_max") is not None]
+                cells.append(f"{fmean(means):.4f} / {fmean(largest):.4f}" if means and largest else digits.NOTHING)
+            if any(cell != digits.NOTHING for cell in cells):
+                lines.append([code(arm), *cells])
+    return table(["arm", *map(code, findings.datasets)], lines)

@@ -9,8 +9,9 @@ import torch
 from infoflow_kv.errors import OptionError
 from infoflow_kv.shapes import Float, Tensor
 
-# Share of the predicted influence that `auto` covers, and the largest share of tokens that it may take for it.
-AUTO_COVER = 0.6
+# Share of the predicted influence that `auto` covers, and the largest share of tokens that it may take for it. With
+# SmolLM2-135M, 0.8 takes about 15 % of contexts of 1K tokens and 9 % of 2K.
+AUTO_COVER = 0.8
 AUTO_CEILING = 0.30
 
 
@@ -54,7 +55,7 @@ def check_budget(budget: Any, ceiling: Any = None) -> Budget:
     if isinstance(budget, str):
         word, colon, text = budget.partition(":")
         if word != "auto":
-            raise OptionError(f"budget '{budget}' is neither a number in 0..1 nor auto or auto:P, for example auto:0.6")
+            raise OptionError(f"budget '{budget}' is neither a number in 0..1 nor auto or auto:P, for example auto:0.8")
         try:
             cover = float(text) if colon else AUTO_COVER
         except ValueError:
@@ -62,7 +63,7 @@ def check_budget(budget: Any, ceiling: Any = None) -> Budget:
         if not 0 < cover <= 1:
             raise OptionError(
                 f"budget '{budget}' is not understood; P in auto:P is the share of the predicted influence that is "
-                "covered, above 0 and at most 1, for example auto:0.6"
+                "covered, above 0 and at most 1, for example auto:0.8"
             )
         return Budget(most, cover)
     return Budget(check_share(budget, "budget"))

@@ -100,7 +100,7 @@ Generate = Annotated[
     str,
     typer.Option(
         metavar="LIST",
-        help="Budgets whose arms also write an answer: all, none, or a list. Arms without a budget always do.",
+        help="Budgets, or arms, that also write an answer: all, none, or a list. Arms without a budget always do.",
         rich_help_panel=_MEASURING,
     ),
 ]
@@ -168,7 +168,7 @@ def predict(
     \b
         infoflow-kv eval predict --data musique.chunks.jsonl --limit 50 --out run
         infoflow-kv eval predict --data a.jsonl --methods "full,epic,infoflow\\[layers=all]" --out run
-        infoflow-kv eval predict --data a.jsonl --budget .05,.15,auto:0.6 --generate .15 --out run
+        infoflow-kv eval predict --data a.jsonl --budget .05,.15,auto:0.8 --generate .15 --out run
     """
     if limit is not None and limit < 1:
         raise OptionError(f"--limit {limit}: at least 1 item is needed")
@@ -252,16 +252,21 @@ def budgets(text: str) -> "list[float | str]":
 
 
 def writing_arms(text: str, arms: "list[Arm]") -> "tuple[float | str, ...] | None":
-    """The budgets of `--generate`, None for all; OptionError for one that no arm has."""
+    """The budgets and arm names of `--generate`, None for all; OptionError for one that no arm has."""
+    from infoflow_kv.evaluate.arms import parse_budget, split_outside_brackets
+
     if text in ("all", "none"):
         return None if text == "all" else ()
-    found = tuple(budgets(text))
+    names = [arm.name for arm in arms]
     known = list(dict.fromkeys(arm.budget for arm in arms if arm.budget is not None))
-    for one in found:
-        if one not in known:
+    found: list[float | str] = []
+    for part in (piece.strip() for piece in split_outside_brackets(text)):
+        one = part if part in names else parse_budget(part)
+        if one not in known and one not in names:
             shown = ", ".join(map(str, known)) or "none at all"
             raise OptionError(f"--generate names budget {one}, which no arm has (their budgets: {shown})")
-    return found
+        found.append(one)
+    return tuple(found)
 
 
 def prepared(

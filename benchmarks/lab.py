@@ -1,0 +1,66 @@
+"""The laboratory's runs behind docs/results.md: which sets, which arms, how many items. Resumable; hours on two cores.
+
+Each set is one run folder under benchmarks/results/lab; `tools/write_results.py` makes the page from them. The first
+items of a file are measured here; layer sets were calibrated, and selectors tried out, on items from its end.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results" / "lab"
+
+CORE = (
+    "full,none,random@.15,epic@.05,epic@.15,epic@.3,cacheblend@.02,cacheblend@.05,cacheblend@.15,cacheblend@.3,"
+    "cacheblend-gradual@.15,infoflow@.02,infoflow@.05,infoflow@.15,infoflow@.3,influence@.02,influence@.05,"
+    "influence@.15,influence@.3,infoflow[layers=relative]@.15,infoflow-l2@.15,prophetkv@.15,influence[layers=all]@.15,"
+    "a3@.15,infoflow[reorder]@.15,infoflow[geometry=HL-HP]@.15,infoflow[geometry=HL-TP]@.15,"
+    "infoflow[geometry=TL-TP]@.15,oracle@.15"
+)
+WRITING = "epic@0.15,cacheblend@0.15,infoflow@0.15,influence@0.15,infoflow[reorder]@0.15"
+FEW = "full,none,epic@.15,cacheblend@.15,infoflow@.15,influence@.15"
+
+
+@dataclass(frozen=True)
+class Set:
+    """One data file under the data folder, and how it is measured."""
+
+    name: str
+    file: str
+    limit: int
+    methods: str
+    generate: str
+
+
+SETS = (
+    Set("2wikimqa", "2wikimqa/2wikimqa.chunks.jsonl", 50, CORE, WRITING),
+    Set("hotpotqa", "hotpotqa/hotpotqa.chunks.jsonl", 50, CORE, WRITING),
+    Set("musique", "musique/musique.chunks.jsonl", 50, CORE, WRITING),
+    Set("fairytaleqa", "fairytaleqa/fairytaleqa.chunks.jsonl", 40, FEW, "all"),
+    Set("nq_multidoc", "nq_multidoc/nq_multidoc.chunks.jsonl", 40, FEW, "all"),
+    Set("product_docs", "product_docs/product_docs.chunks.jsonl", 43, FEW, "all"),
+    Set("kv_retrieval", "kv_retrieval/kv-retrieval-75_keys.jsonl", 20, FEW, "all"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=os.environ.get("INFOFLOW_DATA"), help="folder of the data sets")
+    parser.add_argument("--only", nargs="*", choices=[s.name for s in SETS], help="these sets only")
+    args = parser.parse_args()
+    if args.data is None:
+        parser.error("give --data, or set INFOFLOW_DATA to the folder of the data sets")
+    for s in SETS:
+        if args.only and s.name not in args.only:
+            continue
+        command = ["eval", "predict", "--data", str(args.data / s.file), "--limit", str(s.limit)]
+        command += ["--methods", s.methods, "--generate", s.generate, "--out", str(RESULTS / s.name)]
+        print(f"{s.name}: {s.limit} items", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "infoflow_kv", *command], check=True)
+
+
+if __name__ == "__main__":
+    main()
