@@ -48,7 +48,8 @@ def run_plain(model, token_ids, num_prompt: int, mask: torch.Tensor | None = Non
             output_attentions=True,
         )
     context = total - num_prompt
-    cache = out.past_key_values if "past_key_values" in out else out.cache
+    cache = getattr(out, "cache", None)
+    cache = out.past_key_values if cache is None else cache
     return Stitched(
         attention=torch.stack([a[0, :, context:, :context] for a in out.attentions]),
         keys=torch.stack([layer.keys[0] for layer in cache.layers]),

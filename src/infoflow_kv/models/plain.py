@@ -62,7 +62,8 @@ def greedy(plain: Any, token_ids: Sequence[int], max_new_tokens: int, stop_ids: 
         )
     new = tuple(int(t) for t in out.sequences[0, len(token_ids) :])
     logits = torch.cat(list(out.logits)).float()
-    cache = out.past_key_values if "past_key_values" in out else getattr(out, "cache", None)
+    cache = getattr(out, "cache", None)  # Transformers' newer name first: the older one warns
+    cache = out.past_key_values if cache is None else cache
     keys, values = _whole(cache, len(token_ids))
     return PlainRun(new, logits, keys, values, watch.first - watch.start, time.perf_counter() - watch.start)
 
