@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "lab"
+MADE = Path(__file__).parent / "made"
 
 CORE = (
     "full,none,random@.15,epic@.05,epic@.15,epic@.3,cacheblend@.02,cacheblend@.05,cacheblend@.15,cacheblend@.3,"
@@ -22,17 +23,21 @@ CORE = (
 )
 WRITING = "epic@0.15,cacheblend@0.15,infoflow@0.15,influence@0.15,infoflow[reorder]@0.15"
 FEW = "full,none,epic@.15,cacheblend@.15,infoflow@.15,influence@.15"
+NEEDLES = "full,none,epic@.15,cacheblend@.15,infoflow@.15"
+DEPTHS = "0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1"
 
 
 @dataclass(frozen=True)
 class Set:
-    """One data file under the data folder, and how it is measured."""
+    """One data file under the data folder, and how it is measured. `make`: the words of `eval generate` that make the
+    file from the data folder first; it is then kept under benchmarks/made, outside of the repository."""
 
     name: str
     file: str
     limit: int
     methods: str
     generate: str
+    make: tuple[str, ...] = ()
 
 
 SETS = (
@@ -43,7 +48,37 @@ SETS = (
     Set("nq_multidoc", "nq_multidoc/nq_multidoc.chunks.jsonl", 40, FEW, "all"),
     Set("product_docs", "product_docs/product_docs.chunks.jsonl", 43, FEW, "all"),
     Set("kv_retrieval", "kv_retrieval/kv-retrieval-75_keys.jsonl", 20, FEW, "all"),
-)
+    Set("vt", "vt.chunks.jsonl", 48, FEW, "all", ("vt", "--form", "value", "--count", "6", "--model", "smollm2-135m")),
+    Set(
+        "niah",
+        "niah.chunks.jsonl",
+        110,
+        NEEDLES,
+        "all",
+        ("niah", "--essays", "needle/essays", "--lengths", "1000,2000,4000,6000,7500", "--depths", DEPTHS, "--seeds", "2"),
+    ),
+    Set(
+        "niah_places",
+        "niah_places.chunks.jsonl",
+        60,
+        NEEDLES,
+        "all",
+        ("niah", "--essays", "needle/essays", "--lengths", "2000", "--depths", ".1,.3,.5,.7,.9", "--seeds", "2")
+        + ("--kinds", "one,split,two-chunk", "--places", "start,middle,end", "--seed", "1"),
+    ),
+)  # fmt: skip
+
+
+def made(s: Set, data: Path) -> Path:
+    """The set's file, made where it is not there yet."""
+    file = MADE / s.file
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        words = [str(data / word) if word == "needle/essays" else word for word in s.make]
+        subprocess.run(
+            [sys.executable, "-m", "infoflow_kv", "eval", "generate", *words, "--out", str(file)], check=True
+        )
+    return file
 
 
 def main() -> None:
@@ -56,7 +91,8 @@ def main() -> None:
     for s in SETS:
         if args.only and s.name not in args.only:
             continue
-        command = ["eval", "predict", "--data", str(args.data / s.file), "--limit", str(s.limit)]
+        file = made(s, Path(args.data)) if s.make else Path(args.data) / s.file
+        command = ["eval", "predict", "--data", str(file), "--limit", str(s.limit)]
         command += ["--methods", s.methods, "--generate", s.generate, "--out", str(RESULTS / s.name)]
         print(f"{s.name}: {s.limit} items", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "infoflow_kv", *command], check=True)

@@ -19,7 +19,7 @@ from infoflow_kv.evaluate.items import Item
 from infoflow_kv.evaluate.measuring import Bench, Options, check_fits, documents_of
 from infoflow_kv.evaluate.statistics import paired_bootstrap
 from infoflow_kv.methods import Method, find_method
-from infoflow_kv.models import PlainRun, greedy
+from infoflow_kv.models import greedy
 from infoflow_kv.models.profiles import Profile
 from infoflow_kv.recipes import make_recipe
 from infoflow_kv.records import Prompt
@@ -40,7 +40,8 @@ class Case:
 
     engine: Engine
     prompt: Prompt
-    reference: PlainRun
+    forced: tuple[int, ...]  # full prefill's own greedy continuation, and the logits behind it
+    logits: Float[Tensor, "places vocab"]
     scores: Mapping[str, Float[Tensor, "layers context"]]
 
 
@@ -97,7 +98,7 @@ def calibrate(
 ) -> Profile:
     """The profile of this model: per method the layer set with the smallest mean JS divergence on these items.
 
-    Items that do not fit the window are left out; OptionError for a budget of 0 or 1 (nothing to choose), InputError if
+    Items that do not fit the window, or are one chunk, are left out; OptionError for a budget of 0 or 1 (nothing to choose), InputError if
     fewer than two items are left.
     """
     if not 0 < budget < 1:
@@ -107,17 +108,25 @@ def calibrate(
     bench = Bench(model, options)
     say = on_progress or (lambda done, total, what: None)
     singles = [(layer,) for layer in range(model.num_layers)]
-    steps = len(items) * (1 + len(singles) + len(METHODS) * (len(fixed_sets(model.num_layers)) + len(BEST_OF)))
+    best_of = sum(k < model.num_layers for k in BEST_OF)
+    sets_each = len(METHODS) * (len(fixed_sets(model.num_layers)) + best_of)
+    steps = len(items) * (1 + len(singles) + sets_each)
     done = 0
     cases: list[Case] = []
+    ids: list[str] = []
     for item in items:
         found = case_of(bench, item)
         if found is not None:
             cases.append(found)
+            ids.append(item.id)
         done += 1
         say(done, steps, f"reading {item.id}")
     if len(cases) < 2:
-        raise InputError(f"{len(cases)} of {len(items)} items fit the model's window; calibration needs at least 2")
+        raise InputError(
+            f"{len(cases)} of {len(items)} items fit the model's window and have more than one chunk; calibration needs "
+            "at least 2"
+        )
+    steps -= (len(items) - len(cases)) * (len(singles) + sets_each)
 
     def judge(method: str, layers: tuple[int, ...]) -> Measured:
         nonlocal done
@@ -142,7 +151,7 @@ def calibrate(
     measurements = {
         "budget": budget,
         "items": len(cases),
-        "ids": [item.id for item in items],
+        "ids": ids,
         "curve": [{"layer": m.layers[0], **m.as_record()} for m in curve],
         "sets": sets,
     }
@@ -169,12 +178,15 @@ def fixed_sets(num_layers: int) -> dict[str, tuple[int, ...]]:
 
 
 def case_of(bench: Bench, item: Item) -> Case | None:
-    """The item with its chunks prefilled, its reference and its scores; None if it does not fit the window."""
+    """The item with its chunks prefilled, its reference and its scores; None if it does not fit the window, or if it
+    is one chunk, of which nothing is ever recomputed."""
     engine, model = bench.engine(), bench.model
     prompt = engine.prompt(item.question, documents_of(item))
     try:
         check_fits(model, prompt, bench.options.continuation)
     except InputError:
+        return None
+    if len(prompt.chunks) < 2:
         return None
     reference = greedy(bench.plain, prompt.token_ids, bench.options.continuation, model.stop_ids)
     scores = {}
@@ -186,9 +198,10 @@ def case_of(bench: Bench, item: Item) -> Case | None:
         assert isinstance(selector, AttentionMass)
         keeper = Keeper(selector)
         engine.run(prompt, recipe=replace(make_recipe(model, name, 0.01), method=with_selector(method, keeper)))
-        assert keeper.found is not None
+        if keeper.found is None:  # nothing of it is reusable
+            return None
         scores[name] = keeper.found
-    return Case(engine, prompt, reference, scores)
+    return Case(engine, prompt, reference.token_ids, reference.logits, scores)
 
 
 def distance(case: Case, method: str, layers: tuple[int, ...], budget: float) -> tuple[float, float]:
@@ -196,9 +209,8 @@ def distance(case: Case, method: str, layers: tuple[int, ...], budget: float) ->
     scores = case.scores[method][list(layers)].sum(dim=0)
     recipe = make_recipe(case.engine.model, "infoflow", budget)
     given = with_selector(find_method("infoflow"), Given(scores))
-    forced = case.reference.token_ids
-    run = case.engine.run(case.prompt, recipe=replace(recipe, method=given), forced_ids=forced[:-1])
-    kl, js = divergences(run.logits, case.reference.logits)
+    run = case.engine.run(case.prompt, recipe=replace(recipe, method=given), forced_ids=case.forced[:-1])
+    kl, js = divergences(run.logits, case.logits)
     return sum(kl) / len(kl), sum(js) / len(js)
 
 

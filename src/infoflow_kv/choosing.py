@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infoflow_kv.models import LanguageModel, RotaryTables, RowRule
+from infoflow_kv.models import LanguageModel, RotaryTables
 from infoflow_kv.positions import assemble, scoring_positions
 from infoflow_kv.recipes import Recipe
 from infoflow_kv.records import Context, Prompt, Selection
@@ -37,11 +37,13 @@ class Choice:
     """The rows to run and the rule under which they run."""
 
     selection: Selection
-    rule: RowRule | None = None
+    rule: Deviation | OnlyLayers | None = None
 
     def after(self) -> Selection:
         """The selection once the rows have run: a rule that drops rows knows it only then."""
-        return self.rule.selection() if isinstance(self.rule, Deviation) else self.selection
+        if isinstance(self.rule, Deviation):
+            return self.rule.selection()
+        return self.rule.selection(self.selection) if isinstance(self.rule, OnlyLayers) else self.selection
 
 
 def order_chunks(request: Request) -> tuple[int, ...]:
@@ -64,14 +66,14 @@ def choose(request: Request, context: Context, tables: RotaryTables) -> Choice:
         rule = OnlyLayers(context.num_tokens, *recipe.repair_layers)
     nothing = Selection(torch.empty(0, dtype=torch.int64, device=model.device))
     everything = Selection(torch.arange(context.exact_tokens, context.num_tokens, device=model.device))
-    if num_selected(recipe.budget.share, context.reusable_tokens) == 0:
+    count = fixed_count(recipe, context)
+    if count == 0 or (count < 0 and num_selected(recipe.budget.share, context.reusable_tokens) == 0):
         return Choice(nothing)
     if method.narrowing is not None:
         deviation = method.narrowing(context, recipe.budget, model.num_layers, recipe.allocation)
         return Choice(everything, deviation)
     if method.selector is None:
         return Choice(nothing)
-    count = fixed_count(recipe, context)
     if recipe.budget.share == 1 and recipe.budget.cover is None and count < 0:  # everything: no scores needed
         return Choice(everything, rule)
     scored = (context, tables) if recipe.geometry == "GLOBAL" else scoring_context(request, context.exact_tokens)

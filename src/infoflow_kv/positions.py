@@ -1,7 +1,7 @@
 """Position reconstruction: stored position-free chunks become one context at its RoPE positions.
 
 GLOBAL, as inference uses it: context 0..N-1 over all chunks, prompt N..N+M-1 (docs/method.md, section 2). The other
-geometries are choices of origins for scoring only: repair and decoding always use GLOBAL.
+geometries are choices of origins for scoring only (section 8): repair and decoding always use GLOBAL.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def check_geometry(name: str) -> str:
 def scoring_positions(
     geometry: str, head_tokens: int, lengths: Sequence[int], origin: int, num_prompt: int
 ) -> Int[Tensor, " positions"]:
-    """RoPE positions of head, chunks and prompt while tokens are scored (docs/method.md, section 2).
+    """RoPE positions of head, chunks and prompt while tokens are scored (docs/method.md, section 8).
 
     `origin`: where a chunk stood in its own prefill (the head's length, or 0 if it was prefilled without one). The head
     itself always stands at 0.

@@ -94,7 +94,9 @@ def measure_movement(model: LanguageModel, chunk: ChunkKV, before: ChunkKV) -> C
         raise ComputeError("the neighbour does not stand behind the head of the chunk")
     identity = identify_movement(model, chunk.identity, before.identity.token_ids[len(head_ids) :])
     moved = prefill(model, replace(chunk.identity, head_ids=identity.head_ids, rope=identity.rope), before)
-    return ChunkKV(identity, norm_of(moved.keys - chunk.keys), norm_of(moved.values - chunk.values))
+    # A chunk from a disk store is on the CPU, whatever the model's device.
+    keys, values = chunk.keys.to(moved.keys.device), chunk.values.to(moved.values.device)
+    return ChunkKV(identity, norm_of(moved.keys - keys), norm_of(moved.values - values))
 
 
 def norm_of(

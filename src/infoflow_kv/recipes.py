@@ -14,7 +14,7 @@ from infoflow_kv.select import EVEN, Allocation, Budget, check_budget, layer_set
 class Recipe:
     """`layers`: layer set of the scores. `geometry`: RoPE positions while scoring. `reorder`: chunks that were selected
     most go next to the prompt. `allocation`: spread of the budget over chunks. `repair_layers`: the first and last
-    layer whose stored KV is replaced; None for all."""
+    layer whose stored KV is replaced; None for all. `budget_max`: ceiling of adaptive budgets; None for the usual."""
 
     method: Method
     budget: Budget
@@ -23,6 +23,7 @@ class Recipe:
     reorder: bool = False
     allocation: Allocation = EVEN
     repair_layers: tuple[int, int] | None = None
+    budget_max: float | None = None
 
     def __post_init__(self) -> None:
         scores = self.method.selector is not None
@@ -63,6 +64,7 @@ def make_recipe(
         reorder=reorder,
         allocation=Allocation(chunk_floor, chunk_cap),
         repair_layers=None if whole else (repaired[0], repaired[-1]),
+        budget_max=budget_max,
     )
 
 
@@ -73,7 +75,7 @@ def change(recipe: Recipe, model: LanguageModel, method: str | None, budget: Any
         reorder = recipe.reorder and (found.selector is not None or not found.reuse)
         recipe = replace(recipe, method=found, layers=method_layers(model, found, layers), reorder=reorder)
     if budget is not None:
-        recipe = replace(recipe, budget=check_budget(budget, recipe.budget.share if recipe.budget.cover else None))
+        recipe = replace(recipe, budget=check_budget(budget, recipe.budget_max))
     return recipe
 
 

@@ -171,8 +171,8 @@ class Selection:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the budget paid for: the selected ones, or the mean over the layers after the full ones."""
-        counts = self.layer_counts[self.full_layers :]
+        """Tokens that the budget paid for: the selected ones; the mean of the other layers where some ran all rows."""
+        counts = self.layer_counts[self.full_layers :] if self.full_layers else ()
         return round(sum(counts) / len(counts)) if counts else int(self.slots.shape[0])
 
     @property

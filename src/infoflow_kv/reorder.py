@@ -1,4 +1,4 @@
-"""Reorder: chunks that were selected most stand next to the prompt (docs/method.md, section 2, step 7)."""
+"""Reorder: chunks that were selected most stand next to the prompt (docs/method.md, section 8)."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """Selective recomputation: the selected rows and the prompt rows go through all layers together."""
 
+from dataclasses import replace
+
 import torch
 
 from infoflow_kv.errors import ComputeError
@@ -42,12 +44,14 @@ class OnlyLayers:
     """Partial-layer repair, an ablation that the paper leaves open: stored KV is replaced in layers `first..last` only.
 
     Below `first` the selected rows run without writing, as their hidden states are needed; after `last` they leave.
+    Made anew for each request.
     """
 
     def __init__(self, num_context: int, first: int, last: int) -> None:
         self._num_context = num_context
         self._first = first
         self._last = last
+        self._counts: list[int] = []
 
     def writes(self, layer: int, ranks: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"] | None:
         return ranks >= self._num_context if layer < self._first else None
@@ -55,6 +59,11 @@ class OnlyLayers:
     def kept(
         self, given: AttentionInput, ranks: Int[Tensor, " rows"], keys: Tensor, values: Tensor
     ) -> Int[Tensor, " kept"] | None:
+        self._counts.append(int((ranks < self._num_context).sum()))
         if given.layer < self._last:
             return None
         return torch.nonzero(ranks >= self._num_context)[:, 0]
+
+    def selection(self, chosen: Selection) -> Selection:
+        """What was chosen, with the rows that each layer really ran."""
+        return replace(chosen, layer_counts=tuple(self._counts))

@@ -44,9 +44,10 @@ class Parts:
         """‖ΔV‖ behind a neighbour for each token of the parts, 0 for the head; None where it was not asked for."""
         if self.movement is None:
             return None
-        pieces = [moved.values[..., 0] for moved in self.movement]
+        # Records from a disk store are on the CPU, those measured just now on the model's device.
+        pieces = [moved.values[..., 0].cpu() for moved in self.movement]
         if self.head is not None:
-            pieces.insert(0, torch.zeros_like(self.head.values[..., 0], dtype=torch.float16))
+            pieces.insert(0, torch.zeros_like(self.head.values[..., 0], dtype=torch.float16, device="cpu"))
         return torch.cat(pieces, dim=2)
 
 

@@ -16,7 +16,7 @@ from infoflow_kv.evaluate.items import Item, Passage
 from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
 from infoflow_kv.methods import find_method
 from infoflow_kv.models import wrap
-from infoflow_kv.models.profiles import Profile, profile_file, read_profile, write_profile
+from infoflow_kv.models.profiles import Profile, find_profile, profile_file, read_profile, write_profile
 from infoflow_kv.recipes import make_recipe, method_layers
 from infoflow_kv.select import layer_set
 
@@ -50,9 +50,8 @@ def test_a_candidate_is_judged_as_the_method_itself_would_be(model, method, laye
     kl, js = distance(case, method, chosen, 0.2)
     engine = Engine(model, MemoryStore(), instruction=OPTIONS.instruction)
     prompt = engine.prompt(item(1).question, documents_of(item(1)))
-    forced = case.reference.token_ids
-    run = engine.run(prompt, recipe=make_recipe(model, method, 0.2, layers=layers), forced_ids=forced[:-1])
-    expected_kl, expected_js = divergences(run.logits, case.reference.logits)
+    run = engine.run(prompt, recipe=make_recipe(model, method, 0.2, layers=layers), forced_ids=case.forced[:-1])
+    expected_kl, expected_js = divergences(run.logits, case.logits)
     assert kl == pytest.approx(np.mean(expected_kl), rel=1e-4)
     assert js == pytest.approx(np.mean(expected_js), rel=1e-4)
 
@@ -71,7 +70,21 @@ def test_progress_ends_at_its_total(model):
     calibrate(model, [item(1), item(2)], 0.2, OPTIONS, on_progress=lambda done, total, what: seen.append((done, total)))
     assert seen[0] == (1, seen[0][1])
     assert all(a < b for (a, _), (b, _) in itertools.pairwise(seen))
-    assert seen[-1][0] <= seen[-1][1]
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_items_that_are_left_out_shorten_the_progress(model):
+    one = Item("one", "boats", "How many?", ("4",), (Passage("", "A boat carries four nets."),))
+    seen = []
+    profile = calibrate(
+        model,
+        [item(1), one, item(2)],
+        0.2,
+        OPTIONS,
+        on_progress=lambda done, total, what: seen.append((done, total)),
+    )
+    assert seen[-1][0] == seen[-1][1]
+    assert profile.measurements["ids"] == ["item-1", "item-2"]
 
 
 def test_a_profile_is_found_by_weights_and_used_by_auto(model, profile, tmp_path, monkeypatch):
@@ -135,3 +148,12 @@ def test_a_profile_is_a_plain_file(profile, tmp_path):
     write_profile(profile, file)
     assert isinstance(read_profile(file), Profile)
     assert torch.isfinite(torch.tensor([s["kl_cont"] for s in profile.measurements["sets"]])).all()
+
+
+def test_a_profile_of_other_weights_is_not_used(model, profile, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("INFOFLOW_CACHE", str(tmp_path))
+    other = Profile("f" * 64, profile.dtype, profile.model, profile.layers)
+    write_profile(other, profile_file(model.identity))
+    with caplog.at_level("WARNING", "infoflow_kv"):
+        assert find_profile(model.identity) is None
+    assert "other weights" in caplog.text

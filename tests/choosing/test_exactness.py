@@ -237,3 +237,35 @@ def test_error_falls_with_the_budget_on_average(engine, method):
 def test_truth_without_enough_slots_is_not_silent(engine, prompt):
     with pytest.raises((OptionError, RuntimeError, ValueError)):
         engine.run(prompt, method="oracle", truth=torch.zeros(4, 2, 3, 16))
+
+
+def test_rows_computed_are_counted_layer_by_layer(engine, prompt):
+    lower = engine.run(prompt, recipe=make_recipe(engine.model, "infoflow", 0.4, repair_layers="0-1")).selection
+    whole = engine.run(prompt, recipe=make_recipe(engine.model, "infoflow", 0.4)).selection
+    assert lower.num_tokens == whole.num_tokens == whole.mean_rows
+    assert lower.mean_rows == whole.num_tokens * 2 / 4
+
+
+def test_rules_of_a_fixed_number_of_tokens_ignore_the_budget(engine, prompt):
+    chosen = [engine.run(prompt, method="first-k:3", budget=b).selection.slots.tolist() for b in (0.0, 0.15, 1.0)]
+    assert chosen[0] == chosen[1] == chosen[2] != []
+
+
+def test_the_ceiling_of_the_engine_holds_for_a_later_adaptive_budget(engine, prompt):
+    low = Engine(engine.model, budget=0.15, budget_max=0.05).run(prompt, budget="auto:0.99")
+    assert low.usage.recomputed_tokens == round(0.05 * low.usage.reusable_tokens)
+    assert "ceiling of 0.05" in low.selection.reason
+
+
+def test_cacheblend_takes_an_adaptive_budget_whatever_its_ceiling(engine, prompt):
+    recipe = make_recipe(engine.model, "cacheblend", "auto:0.5", budget_max=1.0)
+    selection = engine.run(prompt, recipe=recipe).selection
+    reusable = selection.scores[engine.run(prompt, method="none").context.exact_tokens :]
+    assert 0 < selection.num_tokens < reusable.numel()
+    assert float(selection.scores[selection.slots].sum() / reusable.sum()) >= 0.5
+    assert selection.reason.startswith("auto:0.5")
+
+
+def test_the_gradual_filter_takes_no_adaptive_budget(engine, prompt):
+    with pytest.raises(OptionError, match="one set of tokens"):
+        engine.run(prompt, recipe=make_recipe(engine.model, "cacheblend-gradual", "auto:0.5"))

@@ -9,9 +9,10 @@ import torch
 import tiny
 from infoflow_kv import Document, Engine
 from infoflow_kv.chunking import TextEncoder
-from infoflow_kv.methods import METHODS, find_method
+from infoflow_kv.methods import find_method
 from infoflow_kv.models import wrap
 from infoflow_kv.prefilling import NEIGHBOUR
+from infoflow_kv.recipes import make_recipe
 from infoflow_kv.records import Prompt, Selection
 from infoflow_kv.repairing import repair
 from infoflow_kv.select import num_selected
@@ -206,11 +207,41 @@ def test_influence_weighs_attention_by_the_movement_behind_a_neighbour(case):
     assert len(set(chosen) ^ set(expected)) <= 2
 
 
-def test_the_table_names_every_method_once_and_each_has_a_rule_and_a_source():
-    assert all(name == m.name and m.rule and m.source for name, m in METHODS.items())
-    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    for name in METHODS:
-        assert any(name.split("-")[0] in words.replace("_", " ") for words in tested), name
+@pytest.mark.parametrize("geometry", ["HL-HP", "HL-TP", "TL-TP"])
+def test_scores_under_each_geometry_are_plain_transformers_at_its_positions(case, geometry):
+    """Written out by hand: where each chunk stands, and where the prompt does."""
+    head, *chunks = case.lengths
+    total = sum(case.lengths)
+    positions = list(range(head))
+    for length in chunks:
+        first = total - length if geometry == "TL-TP" else 0  # prefilled alone: its local positions start at 0
+        positions += range(first, first + length)
+    start = max(chunks) if geometry == "HL-HP" else total
+    rows = len(case.prompt.suffix_ids)
+    positions += range(start, start + rows)
+    placed = run_plain(case.model, case.prompt.token_ids, rows, block_mask(case.lengths, rows), positions)
+    recipe = make_recipe(case.model, "infoflow", BUDGET, layers="1-2", geometry=geometry)
+    run = case.engine.run(case.prompt, recipe=recipe)
+    assert_close(run.selection.scores, placed.attention[1:3].sum(dim=(0, 1, 2)), 1e-4)
+    assert run.selection.slots.tolist() == case.best(placed.attention[1:3].sum(dim=(0, 1, 2)))
+
+
+@pytest.mark.parametrize("policy", ["head", "none"])
+def test_the_movement_record_is_what_plain_transformers_says(case, policy):
+    engine = Engine(case.model, head_policy=policy)
+    prompt = engine.prompt(QUESTION, DOCUMENTS)
+    head = list(prompt.head_ids) if policy == "head" else []
+    neighbour = list(engine.encoder.content(NEIGHBOUR)[0])
+    found = engine._supply.with_movement(engine._supply.parts(prompt))
+    for chunk, record in zip(prompt.chunks, found.movement, strict=True):
+        ids = list(chunk.token_ids)
+        alone = run_plain(case.model, head + ids, 1).values[:, :, len(head) :]
+        behind = run_plain(case.model, head + neighbour + ids, 1).values[:, :, len(head + neighbour) :]
+        expected = (behind - alone).norm(dim=-1)
+        assert_close(record.values[..., 0].float(), expected, 1e-3)  # float16 keeps 11 bits
+    assert found.measured_tokens == sum(c.num_tokens for c in prompt.chunks)
+    exact = torch.zeros_like(found.sensitivity()[:, :, : len(prompt.head_ids)])
+    assert torch.equal(found.sensitivity()[:, :, : len(prompt.head_ids)], exact)
 
 
 @pytest.mark.parametrize("name", ["first-k:0", "first-k:", "first-k:x", "first-k:1.5", "infoflow:3", "first-k:-1"])

@@ -31,7 +31,9 @@ def block_mask(lengths: list[int], num_prompt: int) -> torch.Tensor:
     return mask & torch.ones(total, total, dtype=torch.bool).tril()
 
 
-def run_plain(model, token_ids, num_prompt: int, mask: torch.Tensor | None = None) -> Stitched:
+def run_plain(
+    model, token_ids, num_prompt: int, mask: torch.Tensor | None = None, positions: list[int] | None = None
+) -> Stitched:
     """The plain model over all ids, eager so that it hands its attention out; `mask` None is ordinary prefill."""
     plain = model.plain("eager")
     ids = torch.tensor([list(token_ids)])
@@ -43,7 +45,7 @@ def run_plain(model, token_ids, num_prompt: int, mask: torch.Tensor | None = Non
         out = plain(
             input_ids=ids,
             attention_mask=additive,
-            position_ids=torch.arange(total)[None],
+            position_ids=(torch.arange(total) if positions is None else torch.tensor(positions))[None],
             use_cache=True,
             output_attentions=True,
         )

@@ -1,5 +1,6 @@
 """`infoflow-kv calibrate`: which layers score best on a model → its profile."""
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,13 +73,16 @@ def calibrate(
     items, _ = check_items(given)
     if len(items) < 2:
         raise OptionError(f"{len(items)} items are left of {', '.join(data)}; calibration needs at least 2")
+    from infoflow_kv.models.profiles import profile_file, profiles_folder, write_profile
+
     folder = None if out is None else Path(out)
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise OptionError(f"--out '{out}' is a file; expected a folder")
+    if folder is not None:
+        writable(folder, "--out")
+    if not dry_run:
+        writable(profiles_folder(), "the folder of profiles")
 
     from infoflow_kv.calibrate import calibrate as measure
     from infoflow_kv.evaluate.measuring import Options
-    from infoflow_kv.models.profiles import profile_file, write_profile
 
     loaded_model = opening.load_model(model, dtype, device)
     with progress_bar("calibrating") as move:
@@ -109,6 +113,16 @@ def calibrate(
     for path in files:
         note(f"written: {path}")
     return 0
+
+
+def writable(folder: Path, what: str) -> None:
+    """Nothing; OptionError before minutes of measuring if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OptionError(f"{what} '{folder}' cannot be written: {error.strerror or error}") from error
 
 
 def draw(measurements: Any, folder: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """What a measurement ran on: one record per run, kept beside every number."""
 
+import hashlib
 import os
 import platform
 import re
@@ -12,16 +13,18 @@ from typing import Any
 
 import torch
 
+import infoflow_kv
 from infoflow_kv import __version__
 
 
 def environment(device: str = "cpu", command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Versions, processor, threads and load of this machine, as plain values.
+    """Versions, code, processor, threads and load of this machine, as plain values.
 
     `command`: the arguments of the run (default: this process's), kept without the folders of this machine.
     """
     return {
         "infoflow_kv": __version__,
+        "code": code_digest(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
@@ -34,6 +37,16 @@ def environment(device: str = "cpu", command: Sequence[str] | None = None) -> di
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(without_folders(sys.argv if command is None else command)),
     }
+
+
+def code_digest(folder: Path | None = None) -> str:
+    """SHA-256 over the package's .py files (or those under `folder`), by name: their names and their bytes."""
+    folder = Path(infoflow_kv.__file__).parent if folder is None else folder
+    digest = hashlib.sha256()
+    for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py")):
+        data = (folder / name).read_bytes()
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()
 
 
 def processor() -> str:

@@ -7,7 +7,20 @@ from typing import Any
 
 from infoflow_kv.errors import InputError, unknown_name
 from infoflow_kv.evaluate.results import Row
-from infoflow_kv.evaluate.scoring import POOLED, Comparison, Gate, Score, compare, gates, measure, score
+from infoflow_kv.evaluate.scoring import (
+    DECIDED_BY,
+    MEASURES,
+    POOLED,
+    Comparison,
+    Gate,
+    Score,
+    compare,
+    core_datasets,
+    gates,
+    measure,
+    pooled_datasets,
+    score,
+)
 
 # Bounds that the others are held against; they win nothing.
 BOUNDS = ("full", "none", "oracle")
@@ -32,8 +45,24 @@ class Findings:
 
     @property
     def scopes(self) -> list[str]:
-        """ "pooled" and every data set; of a single data set only itself."""
-        return self.datasets if len(self.datasets) == 1 else [POOLED, *self.datasets]
+        """ "pooled" and every data set; only these where there is one alone, or none on which every arm ran."""
+        return [POOLED, *self.datasets] if len(self.datasets) > 1 and self.core else self.datasets
+
+    @property
+    def core(self) -> list[str]:
+        """The data sets that pooled numbers are over: those on which every arm ran."""
+        return core_datasets(self.scores)
+
+    def rows_of(self, scope: str, field: str) -> list[Row]:
+        """The rows of a data set, or those over which a measure is pooled."""
+        datasets = pooled_datasets(self.scores, field) if scope == POOLED else [scope]
+        return [row for row in self.rows if row["dataset"] in datasets]
+
+    def counts(self, scope: str, field: str) -> bool:
+        """False for a task measure on a data set that fails its gate, or whose gate nobody measured."""
+        decides = DECIDED_BY.get(field, field)
+        closed = {g.dataset for g in self.gated if g.field == decides and not g.passed}
+        return MEASURES[field].kind != "task" or scope not in closed
 
     @property
     def budgets(self) -> list[float | str]:
@@ -53,6 +82,14 @@ class Findings:
             return [s for s in scores if s.method in ("full", "none") or s.budget is None]
         return [s for s in scores if s.method not in ("full", "none") and s.budget == budget]
 
+    def arms_at(self, budget: float | str | None) -> list[Score]:
+        """One score of each arm at a budget as in `at`, whatever data sets it ran on: the pooled one where there is."""
+        found: dict[str, Score] = {}
+        for scope in self.scopes:
+            for s in self.at(scope, budget):
+                found.setdefault(s.arm, s)
+        return list(found.values())
+
     def reference_at(self, budget: float | str) -> str | None:
         """The plain arm of the reference method at this budget, if it ran."""
         for s in self.scores:
@@ -62,7 +99,7 @@ class Findings:
 
     def against(self, scope: str, arm: str, arms: Sequence[str], field: str) -> dict[str, Comparison]:
         """Comparisons of these arms with one, by arm."""
-        rows = [row for row in self.rows if scope in (POOLED, row["dataset"])]
+        rows = self.rows_of(scope, field)
         present = {row["arm"] for row in rows}
         others = [other for other in arms if other != arm and other in present]
         if arm not in present or not others:
@@ -71,7 +108,10 @@ class Findings:
         return {c.arm: c for c in found}
 
     def winner(self, scope: str, budget: float | str, field: str, lower: bool = True) -> str | None:
-        """The arm that is better than every other at this budget beyond doubt; None where one interval holds 0."""
+        """The arm that is better than every other at this budget beyond doubt.
+
+        None where one interval holds 0, or where one is of too few clusters to say.
+        """
         scores = [s for s in self.at(scope, budget) if s.method not in BOUNDS and field in s.summaries]
         if len(scores) < 2:
             return None
@@ -105,8 +145,10 @@ def find(
 
 
 def is_sure(comparison: Comparison) -> bool:
-    """True where the interval excludes 0 and the p-value stays under .05 after Holm's adjustment."""
-    return comparison.difference.excludes_zero and comparison.p_holm < 0.05
+    """True where the interval is of enough clusters and excludes 0, and the p-value stays under .05 after Holm's
+    adjustment."""
+    difference = comparison.difference
+    return difference.excludes_zero and not difference.is_weak and comparison.p_holm < 0.05
 
 
 def variant(arm: str) -> dict[str, str]:

@@ -11,6 +11,9 @@ from infoflow_kv.evaluate.passages import marked_passages, pack, pieces
 PAIRS_PER_PASSAGE = 5
 """Pairs of a key-value record that go into one passage."""
 
+CHOICE = "choice"
+"""What `meta["task"]` says of items whose answer is one of the letters A to D."""
+
 _LETTERS = "ABCD"
 # What tells a format, in the order of asking: any of the fields is enough, the rest is then missed by name.
 _MARKS = {
@@ -96,7 +99,7 @@ def _longbench_v2(record: Record, number: int, stem: str) -> Item:
         answers=(answer,),
         passages=_context_passages(context),
         group=_context_group(context),
-        meta={**_rest(record, used), "choices": choices},
+        meta={**_rest(record, used), "choices": choices, "task": CHOICE},
     )
 
 

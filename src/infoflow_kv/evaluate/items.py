@@ -80,19 +80,23 @@ def with_passages(
     """Return the item over other passages, with every index of a passage, in `meta` too, brought up to date.
 
     `sources[i]` is the index that passage `i` had in the item, None for one that is new; `meta` is added. A hop
-    whose passage is gone has the index None.
+    whose passage is gone has the index None. What names no passage by its index, in a user's `meta`, stays as it is.
     """
     moved = {old: new for new, old in enumerate(sources) if old is not None}
+
+    def place(index: Any) -> Any:
+        return moved.get(index) if type(index) is int else index
+
     facts = dict(item.meta)
     if isinstance(facts.get("hops"), list):
         facts["hops"] = [
-            {**hop, "passage": moved.get(hop["passage"])} if isinstance(hop, dict) and "passage" in hop else hop
+            {**hop, "passage": place(hop["passage"])} if isinstance(hop, dict) and "passage" in hop else hop
             for hop in facts["hops"]
         ]
     if isinstance(facts.get("passage_ids"), list) and len(facts["passage_ids"]) == len(item.passages):
         facts["passage_ids"] = [None if old is None else facts["passage_ids"][old] for old in sources]
     if "needle_passage" in facts:
-        facts["needle_passage"] = moved.get(facts["needle_passage"])
+        facts["needle_passage"] = place(facts["needle_passage"])
     return replace(
         item,
         passages=tuple(passages),

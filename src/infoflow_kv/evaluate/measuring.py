@@ -1,6 +1,7 @@
 """One item: the reference by plain Transformers, then one row per arm."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
 from infoflow_kv.evaluate.arms import Arm
 from infoflow_kv.evaluate.distances import agreement, divergences, kv_error, margin, nll, selection_lift
 from infoflow_kv.evaluate.items import Item
+from infoflow_kv.evaluate.niah import TASK as NEEDLES
 from infoflow_kv.evaluate.results import FORMAT
 from infoflow_kv.evaluate.rotation import rope_similarity
 from infoflow_kv.methods import find_method
@@ -95,12 +97,34 @@ class Bench:
             instruction=instruction or o.instruction,
         )
 
+    def check_passages(self, item: Item) -> None:
+        """Nothing; OptionError for a needle item of which a passage would be more than one chunk.
+
+        Its needle stands at a chosen place of a passage: in another chunking that place says nothing.
+        """
+        if item.meta.get("task") != NEEDLES:
+            return
+        engine = self.engine(item.instruction)
+        for index, document in enumerate(documents_of(item)):
+            chunks = engine.split(document)
+            if len(chunks) != 1:
+                tokens = sum(chunk.num_tokens for chunk in chunks)
+                raise OptionError(
+                    f"item '{item.id}' places its needle by passages, and passage {index} of {tokens} tokens makes "
+                    f"{len(chunks)} chunks at chunk_tokens {self.options.chunk_tokens}; use chunk_tokens {tokens} or "
+                    "more, or make the needles anew with smaller passages"
+                )
+
     def rows(self, item: Item, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
-        """One row per arm, all on the same token ids. Raises PromptTooLongError before anything is computed.
+        """One row per arm, all on the same token ids.
+
+        Raises PromptTooLongError, or OptionError for passages of a needle item (see `check_passages`), before anything
+        is computed.
 
         The chunks are stored before the first arm runs: no arm's time holds their prefill. It does hold the rows of the
         forced continuation, which full prefill's time does not: in rows, times are an upper bound.
         """
+        self.check_passages(item)
         methods = [find_method(arm.method) for arm in arms]
         measuring = [m.name for m in methods if "sensitivity" in m.needs]
         engine = self.engine(item.instruction, measuring[0] if measuring else "infoflow")
@@ -342,5 +366,7 @@ def facts(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in meta.items()
-        if isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= 40)
+        if isinstance(value, int)
+        or (isinstance(value, float) and math.isfinite(value))
+        or (isinstance(value, str) and len(value) <= 40)
     }

@@ -1,7 +1,8 @@
 """Scores of one prediction against its gold answers: LongBench v1, InfoFlow KV's own protocol, RULER, ANLS.
 
-All are 0..1 for one item and take the best of several gold answers, except `contains_all` and `needle_hit`, which ask
-for every one. `qa_f1` and `paper_f1` are different protocols; numbers of the two never belong in one table.
+All are 0..1 for one item and take the best of several gold answers, except `contains_all`, which asks for every one.
+`qa_f1` and `paper_f1` are different protocols; numbers of the two never belong in one table. `choice_letter` only reads
+what a multiple-choice prediction says.
 """
 
 import math
@@ -15,6 +16,10 @@ from infoflow_kv.errors import OptionError
 _DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ANSWER_PREFIXES = re.compile(r"(?:\s*(?:answer\s*:|the answer is\b\s*:?))+", re.IGNORECASE)
+# A letter alone: part of no word (D'Artagnan, A-level, C++), in brackets or not.
+_ALONE = r"(?<![\w'’+#-])(?P<letter>[A-D])(?![\w'’+#-])"
+_LETTER = re.compile(_ALONE)
+_NAMED_LETTER = re.compile(r"(?i:\banswer\s*(?:is\b|:)\s*:?)[\s(\[*]*" + _ALONE)
 _PAPER_CUT = re.compile("[,;。]")
 # ANLS: a similarity under this is a wrong answer, not a misspelt one. The threshold itself still counts.
 _ANLS_THRESHOLD = 0.5
@@ -122,15 +127,17 @@ def contains_any(prediction: str, references: Sequence[str]) -> float:
     return float(any(_occurrences(prediction, references)))
 
 
-def needle_hit(prediction: str, answers: Sequence[str]) -> bool:
-    """True where every answer string occurs in the prediction, case ignored.
+def choice_letter(prediction: str) -> str | None:
+    """The letter A to D that a multiple-choice prediction gives, None where it gives none.
 
-    Pass the needle's value alone: against the whole needle sentence, only a verbatim copy would count.
+    The letter after "answer is" or "answer:" where the text has that form, else the first capital that stands alone:
+    "(B)", "B.", "B". An "A" that opens a sentence without naming a letter is taken for the letter.
 
-    >>> needle_hit("It is 4471903.", ["4471903"])
-    True
+    >>> choice_letter("The answer is (B)."), choice_letter("C. Because it says so"), choice_letter("Because")
+    ('B', 'C', None)
     """
-    return all(_occurrences(prediction, answers, "answers"))
+    found = _NAMED_LETTER.search(prediction) or _LETTER.search(prediction)
+    return found["letter"] if found else None
 
 
 def anls(prediction: str, answers: Sequence[str]) -> float:

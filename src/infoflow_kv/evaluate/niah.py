@@ -17,6 +17,12 @@ from infoflow_kv.evaluate.passages import pack, sentences
 Kind = Literal["one", "split", "two-chunk"]
 Place = Literal["start", "middle", "end"]
 
+TASK = "niah"
+"""What `meta["task"]` says of these items."""
+
+# Kept free in a passage: a chunk ends in a blank line, and where sentences join, a token more may come out.
+_MARGIN_TOKENS = 4
+
 _CITY_WORDS = """
     Aberdeen Adelaide Bergen Bilbao Bologna Bristol Calgary Cardiff Cordoba Dakar Darwin Denver Dresden Dublin Durban
     Galway Geneva Genoa Halifax Hamburg Havana Helsinki Hobart Jakarta Krakow Lagos Leipzig Lima Lyon Malaga Manila
@@ -99,6 +105,7 @@ def needle_items(
     count_tokens: Callable[[str], int],
     places: Sequence[Place | None] = (None,),
     seed: int = 0,
+    dataset: str = TASK,
 ) -> list[Item]:
     """Return one item for each length, seed, kind, place and depth: hay in passages, and a random value to find.
 
@@ -109,12 +116,16 @@ def needle_items(
     - The needle stands at the sentence end nearest to `depth` (0..1 of the tokens) among those that `places` allows:
       start, middle or end of a passage, None for any. `split` has a place of its own. Of `two-chunk`, the value stands
       there; the other sentence is at such a place of another passage, drawn at random.
-    - Passages have about `chunk_tokens` tokens of hay and no titles; sentences are never cut.
+    - Passages have at most `chunk_tokens` tokens with their needle and the blank line that ends a chunk, and no titles;
+      sentences are never cut. So a passage is one chunk in every run whose chunks are as large or larger.
 
-    `count_tokens` is called once a sentence and once an item. `supporting` is in the order of the fact (city first).
-    Raises OptionError for values outside their range and for essays too short or passages too few.
+    `count_tokens` is called once for each sentence of the essays and of the needles. `supporting` is in the order of
+    the fact (city first). `dataset` names the items' data set and begins their ids.
+    Raises OptionError for values outside their range, for essays too short, passages too few and chunks too small.
     """
     _check(essays, lengths, depths, seeds, kinds, places, chunk_tokens)
+    if not dataset.strip():
+        raise OptionError("the data set's name is blank; give it a name")
     pool = [sentence for essay in essays for sentence in _essay_sentences(essay)]
     counts = [count_tokens(sentence) for sentence in pool]
     if sum(counts) < max(lengths):
@@ -125,7 +136,7 @@ def needle_items(
     items = []
     for cell in _cells(lengths, depths, seeds, kinds, places):
         start = random.Random(f"hay/{seed}/{cell.round}").randrange(len(pool))
-        items.append(_item(cell, seed, pool, counts, start, chunk_tokens, count_tokens))
+        items.append(_item(cell, seed, pool, counts, start, chunk_tokens, count_tokens, dataset))
     return items
 
 
@@ -149,9 +160,10 @@ def _item(
     start: int,
     chunk_tokens: int,
     count_tokens: Callable[[str], int],
+    dataset: str,
 ) -> Item:
-    name = f"niah-{cell.kind}-{cell.length}-{cell.place or 'any'}-d{cell.depth}-s{seed}.{cell.round}"
-    rng = random.Random(name)
+    name = f"{cell.kind}-{cell.length}-{cell.place or 'any'}-d{cell.depth}-s{seed}.{cell.round}"
+    rng = random.Random(f"niah-{name}")
     most = _window(pool, counts, start, cell.length, chunk_tokens)
     city, person, value = _fact(rng, "".join(most.sentences))
     needles: tuple[str, ...]
@@ -162,10 +174,18 @@ def _item(
     else:
         told = f"Old travellers report that the special magic {city} number"
         needles = (told, f"is {value}.") if cell.kind == "split" else (f"{told} is {value}.",)
-    added = count_tokens(" " + " ".join(needles))
-    hay = _window(pool, counts, start, cell.length - added, chunk_tokens)
+    sizes = [count_tokens(" " + needle) for needle in needles]
+    added = sum(sizes)
+    room = chunk_tokens - max(sizes) - _MARGIN_TOKENS
+    hay = _window(pool, counts, start, cell.length - added, room)
     if not hay.sentences:
         raise OptionError(f"a length of {cell.length} tokens leaves no room for a sentence of hay; ask for more")
+    longest = max(after - before for before, after in itertools.pairwise(hay.before))
+    if longest > room:
+        raise OptionError(
+            f"chunk_tokens is {chunk_tokens} and a sentence of the essays has {longest} tokens, which leaves no room for "
+            f"a needle beside it; give at least {longest + chunk_tokens - room}"
+        )
     slots = _slots_of(cell, hay, rng)
     texts = _texts(hay, dict(zip(slots, needles, strict=True)))
     # The needle's place is that of the sentence with the value; of a split one, that of its beginning.
@@ -173,6 +193,7 @@ def _item(
     text = texts[main.part]
     offset = text.index(needle)
     meta: dict[str, Any] = {
+        "task": TASK,
         "kind": cell.kind,
         "length": cell.length,
         "depth": cell.depth,
@@ -187,8 +208,8 @@ def _item(
         "value": value,
     }
     return Item(
-        id=name,
-        dataset="niah",
+        id=f"{dataset}-{name}",
+        dataset=dataset,
         question=question,
         answers=(value,),
         passages=tuple(Passage("", text) for text in texts),
@@ -204,8 +225,11 @@ def _essay_sentences(essay: str) -> list[str]:
     return ["\n\n" + found[0], *found[1:]] if found else []
 
 
-def _window(pool: Sequence[str], counts: Sequence[int], start: int, budget: int, chunk_tokens: int) -> _Hay:
-    """Return as many sentences from `start` on as fit into the budget; after the last one the first follows."""
+def _window(pool: Sequence[str], counts: Sequence[int], start: int, budget: int, room: int) -> _Hay:
+    """Return as many sentences from `start` on as fit into the budget; after the last one the first follows.
+
+    `room`: tokens of hay for which a passage has room beside a needle.
+    """
     before = [0]
     indices = [*range(start, len(pool)), *range(start)]
     for index in indices:
@@ -213,7 +237,7 @@ def _window(pool: Sequence[str], counts: Sequence[int], start: int, budget: int,
             break
         before.append(before[-1] + counts[index])
     indices = indices[: len(before) - 1]
-    parts = pack([counts[index] for index in indices], chunk_tokens)
+    parts = pack([counts[index] for index in indices], room)
     return _Hay(tuple(pool[index] for index in indices), tuple(before), tuple(parts))
 
 

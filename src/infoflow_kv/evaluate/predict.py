@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,6 +64,8 @@ def predict(
         logger.warning("item '%s' is left out: %s", identity, reason)
     bench = Bench(model, options)
     bench.engine()  # refuses options that no item could be measured with, before anything is written
+    for item in items:
+        bench.check_passages(item)
     for arm in arms:
         arm.recipe(model)
     record = run_record(model, arms, options, data, environment or {})
@@ -90,6 +92,8 @@ def predict(
                 )
             start = time.perf_counter()
             for row in bench.rows(fitted, missing):
+                if not written:
+                    rows.made_in(record["environment"])
                 rows.append(row)
                 written += 1
                 done += 1
@@ -157,8 +161,28 @@ def run_record(
         "options": json.loads(json.dumps(asdict(options))),
         "data": [dict(d) for d in data],
         "arms": [arm.name for arm in arms],
+        # Where the record was made, and every place that wrote rows; the latter are added with their first row.
         "environment": environment,
+        "environments": [],
     }
+
+
+# What may change numbers, or times, between two parts of a run. The rest of an environment only says more about it.
+_TOLD = {"code": "code of infoflow-kv", "torch": "torch", "threads": "thread count"}
+_PASSING = ("load_average", "date", "command")
+
+
+def environments_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The environments that wrote a run's rows; of a record from before they were listed, the one it names."""
+    listed = record.get("environments")
+    if listed is None:
+        listed = [record.get("environment")]
+    return [dict(e) for e in listed if isinstance(e, Mapping) and e] if isinstance(listed, list) else []
+
+
+def _place(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment without what differs between two runs on one machine."""
+    return {key: value for key, value in environment.items() if key not in _PASSING}
 
 
 class Rows:
@@ -200,6 +224,30 @@ class Rows:
                     f"{self._file}, line {number}: format {version!r}, this version writes {FORMAT}; give another --out"
                 )
         return found
+
+    def made_in(self, environment: dict[str, Any]) -> None:
+        """Keeps the environment of the rows that follow in the run's record, once each, and warns where the rows that
+        are there were made by other code, by another torch or with another number of threads."""
+        file = self._file.with_name(RUN_NAME)
+        record = json.loads(file.read_text(encoding="utf-8"))
+        before = environments_of(record)
+        if not environment or _place(environment) in map(_place, before):
+            return
+        for key, words in _TOLD.items():
+            known = list(dict.fromkeys(str(e.get(key, "not recorded")) for e in before))
+            now = str(environment.get(key, "not recorded"))
+            if known and now not in known:
+                logger.warning(
+                    "%s holds rows made with other %s (%s, now %s); numbers may differ for that reason alone",
+                    self._file,
+                    words,
+                    ", ".join(text[:16] for text in known),
+                    now[:16],
+                )
+        try:
+            _write(file, {**record, "environments": [*before, environment]})
+        except OSError as error:
+            raise _unwritable(file, error) from error
 
     def append(self, row: dict[str, Any]) -> None:
         """Writes one row; on return it is in the file, whole."""
@@ -259,7 +307,12 @@ def settle(file: Path, record: dict[str, Any]) -> None:
                     f"{file.parent} holds a run with other {key} ({_short(before.get(key))}, now "
                     f"{_short(record[key])}); give another --out, or the same command to go on"
                 )
-        record = {**before, "arms": list(dict.fromkeys([*before.get("arms", []), *record["arms"]]))}
+        arms = list(dict.fromkeys([*before.get("arms", []), *record["arms"]]))
+        record = {**before, "arms": arms, "environments": environments_of(before)}
+    _write(file, record)
+
+
+def _write(file: Path, record: Mapping[str, Any]) -> None:
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(partial, file)

@@ -3,6 +3,7 @@
 import bisect
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +87,8 @@ def fit(item: Item, count_tokens: Callable[[Item], int], limit: int) -> Item | N
         return item
     gold = set(item.supporting)
     droppable = [index for index in reversed(range(len(item.passages))) if index not in gold] if gold else []
-    before = item.meta.get("dropped_passages", 0)
+    known = item.meta.get("dropped_passages")  # a user's field of this name may hold anything
+    before = known if type(known) is int else 0
 
     def without(count: int) -> Item:
         dropped = set(droppable[:count])
@@ -171,7 +173,7 @@ def _records(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
     for number, line_text in enumerate(text.split("\n"), start=1):
         if line_text.strip():
             try:
-                record = json.loads(line_text)
+                record = json.loads(line_text, parse_constant=_finite, parse_float=_finite)
             except (ValueError, RecursionError) as error:
                 raise DocumentError(
                     f"'{path}', line {number}: not JSON ({_why(error)}); expected one object a line, or a JSON list"
@@ -181,7 +183,7 @@ def _records(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
 
 def _list_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     """Yield the entries of a JSON list one by one, since only so their lines are known."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
     line, counted, at, number = 1, 0, text.index("[") + 1, 0
     closed = False
     while not closed:
@@ -207,6 +209,13 @@ def _skip_space(text: str, at: int) -> int:
     while at < len(text) and text[at].isspace():
         at += 1
     return at
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
 
 
 def _why(error: Exception) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 from infoflow_kv.evaluate import digits, tables
 from infoflow_kv.evaluate.figures.series import Plate, plates
 from infoflow_kv.evaluate.findings import Findings, find
+from infoflow_kv.evaluate.niah import TASK as NEEDLES
 from infoflow_kv.evaluate.page import render_page
-from infoflow_kv.evaluate.results import cluster
-from infoflow_kv.evaluate.scoring import MEASURES, POOLED
+from infoflow_kv.evaluate.results import cluster, environments_of
+from infoflow_kv.evaluate.scoring import DECIDED_BY, FEWEST_CLUSTERS, MEASURES, POOLED
+from infoflow_kv.evaluate.variable_tracking import TASK as TRACKING
 
 TITLE = "Results of the laboratory"
 _FIGURES = "figures"
@@ -62,25 +64,25 @@ def _render(findings: Findings, shown: Sequence[Plate], prefix: str) -> str:
     blocks += _section("What this can show", "\n".join(f"- {line}" for line in _limits(findings)))
     scope = findings.scopes[0]
     first = [pictures.get(name, "") for name in ("budgets-kl", "budgets-js", "pareto-rows", "pareto-ttft")]
-    blocks += _section(f"Distance to full prefill: {_named(scope)}", tables.distance(findings, scope), *first)
-    blocks += _section(f"Agreement with full prefill: {_named(scope)}", tables.agreement(findings, scope))
+    named = _named(findings, scope)
+    blocks += _section(f"Distance to full prefill: {named}", tables.distance(findings, scope), *first)
+    blocks += _section(f"Agreement with full prefill: {named}", tables.agreement(findings, scope))
     blocks += _section(
         "Recovery",
-        "The share of the gap between `none` and full prefill that an arm closes, a ratio of means over the data sets "
-        f"pooled, with its 95 % interval; {digits.NOTHING} where the gap itself may be 0.",
+        f"The share of the gap between `none` and full prefill that an arm closes, a ratio of means over {named}, "
+        f"with its 95 % interval; {digits.NOTHING} where the gap itself may be 0.",
         tables.recovery_table(findings),
     )
     blocks += _answers(findings)
     for dataset in findings.datasets:
-        for title, name, facts in (
-            ("Needles", "needle", ("kind", "place")),
-            ("Variable tracking", "hops", ("hops", "order")),
+        for title, task, facts in (
+            ("Needles", NEEDLES, ("kind", "place")),
+            ("Variable tracking", TRACKING, ("hops", "order")),
         ):
-            made = [tables.found_by(findings, dataset, fact) for fact in facts]
-            picture = pictures.pop(name, "") if made[0] else ""
-            blocks += _section(f"{title}: {tables.code(dataset)}, found in %", *made, picture) if made[0] else []
-    # Without generated answers there is no table, but there are log-probabilities.
-    blocks += [pictures[name] for name in ("needle", "hops") if pictures.get(name)]
+            # Without generated answers there is no table, but there are log-probabilities.
+            made = [tables.found_by(findings, dataset, task, fact) for fact in facts]
+            drawn = [pictures[plate.name] for plate in shown if (plate.dataset, plate.task) == (dataset, task)]
+            blocks += _section(f"{title}: {tables.code(dataset)}, found in %", *made, *drawn)
     blocks += _section("Gate", _GATE, tables.gate_table(findings))
     blocks += _section("Geometry", tables.ablation(findings, "geometry"))
     layers = [picture for name, picture in pictures.items() if name.startswith("layers-")]
@@ -103,8 +105,11 @@ def _section(title: str, *parts: str) -> list[str]:
     return [f"## {title}", *filled]
 
 
-def _named(scope: str) -> str:
-    return "all data sets, equal weights" if scope == POOLED else tables.code(scope)
+def _named(findings: Findings, scope: str) -> str:
+    if scope != POOLED:
+        return tables.code(scope)
+    num, core = len(findings.datasets), len(findings.core)
+    return f"{'all data sets' if core == num else f'{core} of {num} data sets'}, equal weights"
 
 
 def _ran(findings: Findings) -> list[str]:
@@ -112,7 +117,8 @@ def _ran(findings: Findings) -> list[str]:
     for run in findings.runs:
         for key in ("model", "weights", "dtype"):
             lines.append([key, tables.code(run.get(key, ""))])
-        lines += [[key, tables.code(value)] for key, value in _flat(run.get("environment") or {})]
+        for environment in environments_of(run) or [run.get("environment") or {}]:
+            lines += [[key, tables.code(value)] for key, value in _flat(environment)]
         lines += [[f"option {key}", tables.code(value)] for key, value in _flat(run.get("options") or {})]
         for data in run.get("data") or ():
             name = str(data.get("file", "")).replace("\\", "/").rsplit("/", 1)[-1]
@@ -136,14 +142,15 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _reading(findings: Findings) -> list[str]:
-    return ["## How to read the tables", _READING.replace("REFERENCE", findings.reference).strip()]
+    places = {(run.get("options") or {}).get("continuation") for run in findings.runs} - {None}
+    continuation = " or ".join(map(str, sorted(places, key=str))) or "16"
+    text = _READING.replace("REFERENCE", findings.reference).replace("CONTINUATION", continuation)
+    return ["## How to read the tables", text.strip()]
 
 
 def _limits(findings: Findings) -> list[str]:
-    items = len({row["_id"] for row in findings.rows})
-    counts = [
-        len({row["_id"] for row in findings.rows if row["arm"] == s.arm}) for s in findings.of(findings.scopes[0])
-    ]
+    items, scope = len({row["_id"] for row in findings.rows}), findings.scopes[0]
+    counts = [s.n for s in findings.of(scope)]
     lines = [
         f"{items} items. An interval holds for items like these and this model; it says nothing of other models.",
         *_SMALL.strip().splitlines(),
@@ -152,10 +159,9 @@ def _limits(findings: Findings) -> list[str]:
     if any("cuda" in device for device in devices):
         lines.append("Times hold for the machine above and one request at a time.")
     else:
-        lines.append(
-            "Times on a CPU show the ratio of work, not what a GPU or a server takes, and here they come from one run "
-            "an item: use `infoflow-kv bench` for timings."
-        )
+        lines.append("Times on a CPU show the ratio of work, not what a GPU or a server takes.")
+    lines.append(_TIMES)
+    lines += _pooling(findings)
     if min(counts) != max(counts):
         lines.append(
             f"Arms cover between {min(counts)} and {max(counts)} items: compare them by the paired differences, which "
@@ -165,9 +171,28 @@ def _limits(findings: Findings) -> list[str]:
     if alone:
         names = ", ".join(map(tables.code, alone))
         lines.append(f"All items of {names} share one document: intervals there and of all data sets are unbounded.")
-    if len(findings.datasets) == 1:
-        lines.append("One data set only: nothing here is pooled.")
     return lines
+
+
+def _pooling(findings: Findings) -> list[str]:
+    """What is pooled and what is not, where that needs words."""
+    core, every = findings.core, {s.arm for s in findings.scores}
+    if len(findings.datasets) == 1:
+        return ["One data set only: nothing here is pooled."]
+    lacking = []
+    for dataset in findings.datasets:
+        absent = sorted(every - {s.arm for s in findings.of(dataset)})
+        if absent:
+            more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+            lacking.append(f"{tables.code(dataset)} (without {', '.join(map(tables.code, absent[:3]))}{more})")
+    if not lacking:
+        return []
+    left = f"left out: {', '.join(lacking)}."
+    if core:
+        return [f"Pooled numbers are over {', '.join(map(tables.code, core))}, where every arm ran; {left}"]
+    first = tables.code(findings.scopes[0])
+    alone = f"the first tables and the figures are of {first} alone, the other data sets follow below"
+    return [f"Nothing is pooled, for no data set has every arm: {alone}; {left}"]
 
 
 def _answers(findings: Findings) -> list[str]:
@@ -176,9 +201,10 @@ def _answers(findings: Findings) -> list[str]:
         ("f1_longbench", "LongBench's `qa_f1_score`: the whole prediction counts."),
         ("exact_match", "The prediction equals an answer after LongBench's normalisation."),
         ("f1_paper", _PAPER),
+        ("choice", "The first letter A to D that the prediction gives is the right one."),
     ):
         made = tables.answers(findings, field)
-        failed = [g.dataset for g in findings.gated if g.field in (field, _DECIDES.get(field)) and not g.passed]
+        failed = [g.dataset for g in findings.gated if g.field == DECIDED_BY.get(field, field) and not g.passed]
         note = f"Left out by the gate: {', '.join(map(tables.code, failed))}." if failed else ""
         title = {"f1_longbench": "longbench", "f1_paper": "paper"}.get(field)
         heading = f"Answers: {MEASURES[field].title}" + (f" (protocol `{title}`)" if title else "") + ", %"
@@ -188,12 +214,19 @@ def _answers(findings: Findings) -> list[str]:
 
 _READING = f"""
 - KL in nats and Jensen–Shannon divergence (JS) in bits compare next-token distributions with full prefill of the same \
-token ids: *first* at the first answer token, *cont.* as a mean over full prefill's own greedy continuation. Cells \
-show mean / median / 95th percentile; pooled, each is the mean of the data sets' numbers.
-- ΔNLL: nats a token that the gold answer loses against full prefill, on the data sets that pass the gate. Lift: share \
-of gold passages among the recomputed tokens ÷ their share of all tokens.
+token ids: *first* at the first answer token, *cont.* as a mean over up to CONTINUATION places of full prefill's own \
+greedy continuation. Cells show mean / median / 95th percentile; pooled, each is the mean of the data sets' numbers.
+- Pooled: equal weights over the data sets on which **every** arm of this report ran, so that no number stands beside \
+one over other data sets; a measure that some arms lack on some of them (answers) is pooled where all have it that \
+have it at all. The other data sets have tables of their own.
+- ΔNLL: nats a token that the gold answer loses against full prefill; {digits.NOTHING} on a data set that fails its \
+gate, and such sets are not pooled. Lift: share of gold passages among the recomputed tokens ÷ their share of the \
+reusable tokens.
 - Differences are paired by item: arm − `REFERENCE` at the same budget, with a 95 % bootstrap interval over documents, \
-data sets weighted equally. {tables.MARK}: the interval excludes 0. p: sign-flip test, adjusted by Holm within a budget.
+data sets weighted equally. {tables.MARK}: the interval excludes 0. p: sign-flip test over documents, for measures \
+that are yes or no McNemar's exact test over items; adjusted by Holm within a budget.
+- *few clusters*: items that share a document are one cluster, and of fewer than {FEWEST_CLUSTERS} clusters no \
+interval is one of 95 %: take it as a range of what was seen. It gets no {tables.MARK} and nothing is bold by it.
 - Bold: better than **every** other arm at its budget, where each interval excludes 0 and each adjusted p is under \
 .05; where no arm is, nothing is bold. `full`, `none` and `oracle` are bounds and win nothing.
 """
@@ -208,7 +241,11 @@ _PAPER = (
     "The parsing of InfoFlow KV's released evaluation: first line, cut at the first comma or semicolon. Predictions "
     "are those of the table above; the paper's own prompts differ. Not comparable with LongBench's numbers."
 )
-_DECIDES = {"exact_match": "f1_longbench"}
+_TIMES = (
+    "TTFT here comes from one run an item, perhaps beside other work on the machine. Of arms that reuse KV it starts "
+    "with the KV in memory and includes the teacher-forced continuation (up to 15 rows more than a first token needs), "
+    "so it is an upper bound; full prefill's includes neither. Use `infoflow-kv bench` for timings."
+)
 _GATE = (
     "A data set counts for a task measure only where full prefill beats the same model without any context, with its "
     "interval above 0. Distances to full prefill count everywhere."
@@ -216,7 +253,7 @@ _GATE = (
 _BUDGETS = (
     "Budgets as they came out: recomputed tokens among the reusable ones (the first chunk, the prompt's head and the "
     "question apart) and among all context tokens; rows computed count every layer, so that methods which compute some "
-    "layers in full pay for them here."
+    "layers in full pay for them here. TTFT is an upper bound for arms that reuse KV, see What this can show."
 )
 _DEVIATIONS = (
     "‖X − X_full‖ ÷ ‖X_full‖ of keys (after RoPE) and values over context tokens, recomputed and reused ones apart; "

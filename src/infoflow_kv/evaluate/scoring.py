@@ -1,27 +1,36 @@
 """Rows → numbers: what each arm reaches on each data set, and its paired difference to a reference arm."""
 
 import statistics as st
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from infoflow_kv.errors import OptionError, unknown_name
-from infoflow_kv.evaluate.metrics import contains_all, exact_match, paper_f1, qa_f1
+from infoflow_kv.evaluate.formats import CHOICE
+from infoflow_kv.evaluate.metrics import choice_letter, contains_all, exact_match, paper_f1, qa_f1
+from infoflow_kv.evaluate.niah import TASK as NEEDLES
 from infoflow_kv.evaluate.results import Row, cluster, paired
 from infoflow_kv.evaluate.statistics import (
     Interval,
     Tally,
     gate,
     holm,
+    mcnemar_p,
     paired_bootstrap,
     recovery,
     sign_flip_p,
     wins_ties_losses,
 )
+from infoflow_kv.evaluate.variable_tracking import TASK as TRACKING
 
 POOLED = "pooled"
+FEWEST_CLUSTERS = 6
+"""With fewer no sign-flip p can be under .05, and a percentile interval holds the truth less often than it says."""
+DECIDED_BY = {"exact_match": "f1_longbench"}
+"""Task measures whose gate is that of another one."""
+_BINARY = ("top1", "identical", "exact_match", "choice", "hit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,7 @@ MEASURES: dict[str, Measure] = {
         Measure("f1_longbench", "F1, LongBench", "higher", "task", percent=True),
         Measure("exact_match", "exact match", "higher", "task", percent=True),
         Measure("f1_paper", "F1, paper", "higher", "task", percent=True),
+        Measure("choice", "right letter", "higher", "task", percent=True),
         Measure("hit", "found", "higher", "task", percent=True),
         Measure("selection_lift", "lift of gold passages", "higher", "fidelity"),
         Measure("recomputed_share", "recomputed, of reusable", None, "cost", percent=True),
@@ -71,8 +81,20 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate(Interval):
+    """An interval that says of how many clusters it is, over all its data sets."""
+
+    clusters: int
+
+    @property
+    def is_weak(self) -> bool:
+        """True where there are too few clusters for the interval to be trusted."""
+        return self.clusters < FEWEST_CLUSTERS
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
-    """One arm on one data set, or on all with equal weights (`dataset` = "pooled").
+    """One arm on one data set, or with equal weights on those of `pooled_datasets` (`dataset` = "pooled").
 
     `summaries` lacks the measures that no item has (the lift without gold passages, F1 without predictions).
     """
@@ -98,7 +120,7 @@ class Comparison:
     arm: str
     reference: str
     field: str
-    difference: Interval
+    difference: Estimate
     p: float
     p_holm: float
     tally: Tally
@@ -114,13 +136,14 @@ class Gate:
     full: float | None
     closed: float | None
     passed: bool | None
+    clusters: int = 0
 
 
 def measure(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """The rows with every measure of MEASURES as a field, None where it was not measured.
 
     Rows that were measured before are kept. `hit` is there for needles (1 if every answer occurs) and variable tracking
-    (the share of answers that occur), F1 and exact match for all other items.
+    (the share of answers that occur), `choice` where the answer is a letter, F1 and exact match for all other items.
     """
     rows = list(rows)
     full_seconds = {row["_id"]: row["ttft_seconds"] for row in rows if row["arm"] == "full"}
@@ -133,8 +156,8 @@ def measure(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
 def score(rows: Sequence[Mapping[str, Any]], *, gated: Sequence[Gate] | None = None) -> list[Score]:
     """One record a data set and arm in the order of the rows, then one pooled record an arm.
 
-    Pooled numbers weigh data sets equally; task measures pool only the data sets where the model can do the task
-    (`gates`), fidelity measures all of them.
+    Pooled numbers weigh data sets equally, and all arms are pooled over the same ones (`pooled_datasets`); without such
+    data sets there is no pooled record. Task measures pool only those where the model can do the task (`gates`).
     """
     measured = measure(rows)
     closed = {(g.dataset, g.field) for g in (gates(rows) if gated is None else gated) if not g.passed}
@@ -142,9 +165,34 @@ def score(rows: Sequence[Mapping[str, Any]], *, gated: Sequence[Gate] | None = N
     for row in measured:
         parts.setdefault((row["dataset"], row["arm"]), []).append(row)
     scores = [_score(dataset, part) for (dataset, _), part in parts.items()]
-    for arm in dict.fromkeys(row["arm"] for row in measured):
-        scores.append(_pool([s for s in scores if s.arm == arm and s.dataset != POOLED], closed))
-    return scores
+    core = core_datasets(scores)
+    pooled_over = {field: pooled_datasets(scores, field) for field in MEASURES}
+    pooled: list[Score] = []
+    for arm in dict.fromkeys(row["arm"] for row in measured) if core else ():
+        pooled.append(_pool([s for s in scores if s.arm == arm and s.dataset in core], closed, pooled_over))
+    return scores + pooled
+
+
+def core_datasets(scores: Iterable[Score]) -> list[str]:
+    """The data sets on which every arm ran."""
+    arms: dict[str, set[str]] = {}
+    for s in scores:
+        if s.dataset != POOLED:
+            arms.setdefault(s.dataset, set()).add(s.arm)
+    every = set().union(*arms.values())
+    return [dataset for dataset, ran in arms.items() if ran == every]
+
+
+def pooled_datasets(scores: Sequence[Score], field: str) -> list[str]:
+    """The data sets over which a measure is pooled, the same for every arm.
+
+    Those on which every arm ran, and of them those where each arm has the measure that has it on any of them: an arm
+    that wrote answers on some sets only must not stand beside one that wrote them on all.
+    """
+    core = core_datasets(scores)
+    having = {d: {s.arm for s in scores if s.dataset == d and field in s.summaries} for d in core}
+    wanted = set().union(*having.values())
+    return [dataset for dataset in core if having[dataset] and having[dataset] == wanted]
 
 
 def compare(
@@ -159,8 +207,9 @@ def compare(
 ) -> list[Comparison]:
     """Every other arm (or these `arms`) against the reference on the items that both have, in the order of the rows.
 
-    Items that share a document are resampled together, data sets by themselves; p-values are sign-flip ones, adjusted
-    by Holm over the arms compared here. For a task measure, data sets that fail its gate are left out (`gated`: the
+    Items that share a document are resampled together, data sets by themselves. p-values are sign-flip ones, or
+    McNemar's exact ones where a measure says yes or no of each item (top1, identical, exact match, choice, needles),
+    which knows items only; they are adjusted by Holm over the arms compared here. For a task measure, data sets that fail its gate are left out (`gated`: the
     result of `gates` on these rows, where it is known already). Arms that share no item with the reference are left
     out. OptionError for an unknown arm or measure.
     """
@@ -173,7 +222,7 @@ def compare(
             raise unknown_name("arm", arm, known)
     left = {row["arm"] for row in kept}
     sign = -1.0 if MEASURES[field].better == "lower" else 1.0
-    found: list[tuple[str, Interval, float, Tally]] = []
+    found: list[tuple[str, Estimate, float, Tally]] = []
     for arm in arms or known:
         if arm == reference_arm or not {arm, reference_arm} <= left:
             continue
@@ -183,7 +232,10 @@ def compare(
         differences = np.subtract(pairs.a, pairs.b)
         labels = (pairs.clusters, pairs.datasets, resamples, seed)
         tally = wins_ties_losses(sign * differences)
-        found.append((arm, paired_bootstrap(differences, *labels), sign_flip_p(differences, *labels), tally))
+        interval = estimate(paired_bootstrap(differences, *labels), pairs.clusters)
+        binary = field in _BINARY and all(value in (0, 1) for value in (*pairs.a, *pairs.b))
+        p = mcnemar_p(pairs.a, pairs.b) if binary else sign_flip_p(differences, *labels)
+        found.append((arm, interval, p, tally))
     adjusted = holm([p for _, _, p, _ in found]) if found else ()
     return [
         Comparison(arm, reference_arm, field, interval, p, p_holm, tally)
@@ -199,7 +251,7 @@ def interval_of(
     gated: Sequence[Gate] | None = None,
     resamples: int = 10_000,
     seed: int = 0,
-) -> Interval | None:
+) -> Estimate | None:
     """The arm's mean with its interval, clusters and data sets as in `compare`; None where no item has the measure."""
     if field not in MEASURES:
         raise unknown_name("measure", field, MEASURES)
@@ -207,21 +259,22 @@ def interval_of(
     if not kept:
         return None
     clusters, datasets = [cluster(row) for row in kept], [row["dataset"] for row in kept]
-    return paired_bootstrap([float(row[field]) for row in kept], clusters, datasets, resamples, seed)
+    values = [float(row[field]) for row in kept]
+    return estimate(paired_bootstrap(values, clusters, datasets, resamples, seed), clusters)
 
 
 def gates(rows: Sequence[Mapping[str, Any]], *, resamples: int = 10_000, seed: int = 0) -> list[Gate]:
     """Per data set and task measure, whether full prefill beats the model without any context.
 
     The gold answer's NLL decides on ΔNLL, F1 by LongBench on itself and on exact match, the paper's F1 on itself, found
-    answers on `hit`. `passed` is None where the arm `full` or its closed-book run is missing: such a set does not count
+    answers on `hit`, letters on `choice`. `passed` is None where the arm `full` or its closed-book run is missing: such a set does not count
     either, for nobody knows.
     """
     found: list[Gate] = []
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         full = [row for row in rows if row["dataset"] == dataset and row["arm"] == "full"]
-        made = any(_is_made(row) for row in rows if row["dataset"] == dataset)
-        for field in ("nll_delta", "hit") if made else ("nll_delta", "f1_longbench", "f1_paper"):
+        tasks = {field for row in rows if row["dataset"] == dataset for field in _fields_of(row)}
+        for field in (f for f in MEASURES if f == "nll_delta" or (f in tasks and f not in DECIDED_BY)):
             pairs = [(row, *pair) for row in full if (pair := _open_and_closed(row, field)) is not None]
             if not pairs:
                 found.append(Gate(dataset, field, 0, None, None, None))
@@ -233,7 +286,8 @@ def gates(rows: Sequence[Mapping[str, Any]], *, resamples: int = 10_000, seed: i
             passed = gate(
                 [sign * x for x in opened], [sign * x for x in closed], clusters, resamples=resamples, seed=seed
             )
-            found.append(Gate(dataset, field, len(pairs), st.fmean(opened), st.fmean(closed), passed))
+            means = st.fmean(opened), st.fmean(closed)
+            found.append(Gate(dataset, field, len(pairs), *means, passed, len(set(clusters))))
     return found
 
 
@@ -244,7 +298,7 @@ def recovered(
     gated: Sequence[Gate] | None = None,
     resamples: int = 10_000,
     seed: int = 0,
-) -> dict[str, Interval | None]:
+) -> dict[str, Estimate | None]:
     """Per arm, the share of the gap between `none` and `full` that it closes; None where the gap may be 0.
 
     Empty without the arms `none` and `full`. Of the other arms only the items that all three have count.
@@ -256,7 +310,7 @@ def recovered(
     if not {"none", "full"} <= set(arms):
         return {}
     values = {arm: {r["_id"]: r for r in kept if r["arm"] == arm and r[field] is not None} for arm in arms}
-    found: dict[str, Interval | None] = {}
+    found: dict[str, Estimate | None] = {}
     for arm in arms:
         items = [item for item in values[arm] if item in values["none"] and item in values["full"]]
         if arm in ("none", "full") or not items:
@@ -264,8 +318,14 @@ def recovered(
         none, ours, full = ([float(values[a][item][field]) for item in items] for a in ("none", arm, "full"))
         clusters = [cluster(values[arm][item]) for item in items]
         datasets = [values[arm][item]["dataset"] for item in items]
-        found[arm] = recovery(none, ours, full, clusters, datasets, resamples, seed)
+        share = recovery(none, ours, full, clusters, datasets, resamples, seed)
+        found[arm] = None if share is None else estimate(share, clusters)
     return found
+
+
+def estimate(interval: Interval, clusters: Sequence[str]) -> Estimate:
+    """The interval with the number of its clusters, from one label an item."""
+    return Estimate(interval.mean, interval.low, interval.high, interval.n, len(set(clusters)))
 
 
 def _counted(rows: Sequence[Mapping[str, Any]], field: str, gated: Sequence[Gate] | None) -> list[Row]:
@@ -273,7 +333,7 @@ def _counted(rows: Sequence[Mapping[str, Any]], field: str, gated: Sequence[Gate
     measured = measure(rows)
     if MEASURES[field].kind != "task":
         return measured
-    decides = _DECIDED_BY.get(field, field)
+    decides = DECIDED_BY.get(field, field)
     closed = {g.dataset for g in (gates(rows) if gated is None else gated) if g.field == decides and not g.passed}
     return [row for row in measured if row["dataset"] not in closed]
 
@@ -292,8 +352,7 @@ def _measured(row: Mapping[str, Any], full_seconds: float | None) -> dict[str, f
 
 
 def _task_value(row: Mapping[str, Any], field: str, prediction: str | None, answers: Sequence[str]) -> float | None:
-    # Of a made task only the value counts: F1 against a needle would measure how the answer is worded.
-    if prediction is None or _is_made(row) != (field == "hit"):
+    if prediction is None or field not in _fields_of(row):
         return None
     if field == "hit":
         share = contains_all(prediction, answers)
@@ -301,22 +360,35 @@ def _task_value(row: Mapping[str, Any], field: str, prediction: str | None, answ
     return float(_TASKS[field](prediction, answers))
 
 
-_DECIDED_BY = {"exact_match": "f1_longbench"}
-_TASKS = {"f1_longbench": qa_f1, "exact_match": exact_match, "f1_paper": paper_f1, "hit": contains_all}
+def _is_right_letter(prediction: str, answers: Sequence[str]) -> bool:
+    return choice_letter(prediction) in answers
+
+
+_TASKS: dict[str, Callable[[str, Sequence[str]], float]] = {
+    "f1_longbench": qa_f1,
+    "exact_match": exact_match,
+    "f1_paper": paper_f1,
+    "choice": _is_right_letter,
+    "hit": contains_all,
+}
+
+
+def _fields_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The task measures that a row can have. Of a made task only the value counts, of a choice only the letter: F1
+    would measure how the answer is worded."""
+    if is_needle(row) or is_tracking(row):
+        return ("hit",)
+    return ("choice",) if row["meta"].get("task") == CHOICE else ("f1_longbench", "exact_match", "f1_paper")
 
 
 def is_needle(row: Mapping[str, Any]) -> bool:
-    """True for a made needle item: its meta has a kind, a depth and a length."""
-    return {"kind", "depth", "length"} <= set(row["meta"])
+    """True for a made needle item."""
+    return bool(row["meta"].get("task") == NEEDLES)
 
 
 def is_tracking(row: Mapping[str, Any]) -> bool:
-    """True for a made variable-tracking item: its meta counts hops (question sets list theirs)."""
-    return isinstance(row["meta"].get("hops"), int)
-
-
-def _is_made(row: Mapping[str, Any]) -> bool:
-    return is_needle(row) or is_tracking(row)
+    """True for a made variable-tracking item."""
+    return bool(row["meta"].get("task") == TRACKING)
 
 
 def _open_and_closed(row: Mapping[str, Any], field: str) -> tuple[float, float] | None:
@@ -349,13 +421,15 @@ def _score(dataset: str, rows: Sequence[Row]) -> Score:
     )
 
 
-def _pool(scores: Sequence[Score], closed: set[tuple[str, str]]) -> Score:
+def _pool(scores: Sequence[Score], closed: set[tuple[str, str]], pooled_over: Mapping[str, Sequence[str]]) -> Score:
     summaries = {}
     for field in MEASURES:
         parts = [
             s.summaries[field]
             for s in scores
-            if field in s.summaries and (s.dataset, _DECIDED_BY.get(field, field)) not in closed
+            if field in s.summaries
+            and s.dataset in pooled_over[field]
+            and (s.dataset, DECIDED_BY.get(field, field)) not in closed
         ]
         if parts:
             mean, median, p95 = (st.fmean(getattr(p, name) for p in parts) for name in ("mean", "median", "p95"))

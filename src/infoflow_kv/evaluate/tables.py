@@ -1,5 +1,6 @@
 """The tables of a report, each as Markdown; "" where there is nothing to tell."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -7,9 +8,18 @@ from typing import Any
 from infoflow_kv.evaluate import digits
 from infoflow_kv.evaluate.findings import Findings, variant
 from infoflow_kv.evaluate.results import cluster
-from infoflow_kv.evaluate.scoring import MEASURES, POOLED, Comparison, Score, recovered
+from infoflow_kv.evaluate.scoring import (
+    DECIDED_BY,
+    FEWEST_CLUSTERS,
+    MEASURES,
+    POOLED,
+    Comparison,
+    Estimate,
+    Score,
+    recovered,
+)
 
-MARK = "†"  # the interval of the difference excludes 0
+MARK = "†"  # the interval of the difference excludes 0, and is of enough clusters
 
 
 def table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -47,15 +57,19 @@ def agreement(findings: Findings, scope: str) -> str:
     for budget in (None, *findings.budgets):
         against = _against(findings, scope, budget, "nll_delta")
         for s in findings.at(scope, budget):
-            cells = [_mean(s, field) for field in ("top1", "prefix_share", "identical", "nll_delta", "selection_lift")]
+            cells = [_counted(findings, s, f) for f in ("top1", "prefix_share", "identical", "nll_delta")]
+            cells.append(_mean(s, "selection_lift"))
             lines.append([code(s.arm), str(s.n), *cells, _difference(against.get(s.arm))[0]])
     titles = ["same first token, %", "common prefix, %", "identical, %", "ΔNLL", "lift"]
     return table(["arm", "n", *titles, f"ΔNLL − {findings.reference}"], lines)
 
 
 def answers(findings: Findings, field: str) -> str:
-    """A task measure: a column a data set that passed its gate, their mean, and the difference to the reference."""
-    decides = "f1_longbench" if field == "exact_match" else field
+    """A task measure: a column a data set that passed its gate, the pooled mean, and the difference to the reference.
+
+    A single data set has one column, its mean.
+    """
+    decides = DECIDED_BY.get(field, field)
     passed = [g.dataset for g in findings.gated if g.field == decides and g.passed]
     if not passed:
         return ""
@@ -63,23 +77,30 @@ def answers(findings: Findings, field: str) -> str:
     for budget in (None, *findings.budgets):
         against = _against(findings, POOLED, budget, field)
         best = None if budget is None else findings.winner(POOLED, budget, field, lower=False)
-        for pooled in findings.at(POOLED, budget):
-            if field not in pooled.summaries:
+        for arm in (s.arm for s in findings.arms_at(budget)):
+            by_set = {s.dataset: s for s in findings.scores if s.arm == arm and field in s.summaries}
+            if not by_set.keys() & {*passed, POOLED}:
                 continue
-            by_set = {s.dataset: s for s in findings.scores if s.arm == pooled.arm}
             cells = [_mean(by_set[dataset], field) if dataset in by_set else digits.NOTHING for dataset in passed]
-            mean = _mean(pooled, field)
-            n = str(pooled.summaries[field].n)
-            difference = _difference(against.get(pooled.arm), scale=100)
-            lines.append([code(pooled.arm), n, *cells, f"**{mean}**" if pooled.arm == best else mean, *difference])
-    columns = ["arm", "n", *map(code, passed), "mean", f"mean − {findings.reference}", "p (Holm)", "better/equal/worse"]
-    return table(columns, lines)
+            pooled = by_set.get(POOLED)
+            n, mean = (
+                (digits.NOTHING,) * 2 if pooled is None else (str(pooled.summaries[field].n), _mean(pooled, field))
+            )
+            difference = _difference(against.get(arm), scale=100)
+            lines.append([code(arm), n, *cells, f"**{mean}**" if arm == best else mean, *difference])
+    shown = ["pooled", f"pooled − {findings.reference}", "p (Holm)", "better/equal/worse"]
+    return table(["arm", "n", *map(code, passed), *shown], lines)
 
 
-def found_by(findings: Findings, dataset: str, fact: str) -> str:
-    """Share of found answers on a made data set, a column a value of this fact of its items (kind, hops, order …)."""
+def found_by(findings: Findings, dataset: str, task: str, fact: str) -> str:
+    """Share of found answers of a made task on a data set, a column a value of this fact of its items (kind, hops …)."""
     rows = [
-        row for row in findings.rows if row["dataset"] == dataset and row["hit"] is not None and fact in row["meta"]
+        row
+        for row in findings.rows
+        if row["dataset"] == dataset
+        and row["meta"].get("task") == task
+        and row["hit"] is not None
+        and isinstance(row["meta"].get(fact), (int, float, str))
     ]
     values = sorted({row["meta"][fact] for row in rows}, key=lambda value: (str(type(value)), value))
     lines = []
@@ -94,15 +115,14 @@ def found_by(findings: Findings, dataset: str, fact: str) -> str:
 
 def recovery_table(findings: Findings) -> str:
     """The share of the gap between `none` and `full` that each arm closes."""
-    fields = ("kl_cont", "js_cont", "kl_first", "nll_delta")
-    shares = {f: recovered(findings.rows, f, gated=findings.gated, resamples=findings.resamples) for f in fields}
+    fields, scope = ("kl_cont", "js_cont", "kl_first", "nll_delta"), findings.scopes[0]
+    shares = {
+        f: recovered(findings.rows_of(scope, f), f, gated=findings.gated, resamples=findings.resamples) for f in fields
+    }
     lines = []
     for budget in findings.budgets:
-        for s in findings.at(POOLED, budget):
-            cells = []
-            for field in fields:
-                share = shares[field].get(s.arm)
-                cells.append(digits.NOTHING if share is None else digits.interval(share, 100, signed=False))
+        for s in findings.at(scope, budget):
+            cells = [interval(shares[field].get(s.arm), 100, signed=False) for field in fields]
             if any(cell != digits.NOTHING for cell in cells):
                 lines.append([code(s.arm), *cells])
     return table(["arm", *(f"{MEASURES[field].title}, %" for field in fields)], lines)
@@ -115,7 +135,8 @@ def gate_table(findings: Findings) -> str:
     for g in findings.gated:
         show = digits.percent if MEASURES[g.field].percent else digits.plain
         title = "NLL of the gold answer" if g.field == "nll_delta" else f"{MEASURES[g.field].title}, %"
-        lines.append([code(g.dataset), title, str(g.n), show(g.full), show(g.closed), words[g.passed]])
+        verdict = words[g.passed] + (f" ({few(g.clusters)})" if g.passed and g.clusters < FEWEST_CLUSTERS else "")
+        lines.append([code(g.dataset), title, str(g.n), show(g.full), show(g.closed), verdict])
     return table(["data set", "measure", "n", "full prefill", "no context", "verdict"], lines)
 
 
@@ -130,7 +151,7 @@ def ablation(findings: Findings, kind: str) -> str:
             against = {} if plain is None else findings.against(scope, plain, [s.arm for s in ours], "kl_cont")
             for s in ours:
                 setting = variant(s.arm).get(kind) or f"{s.geometry if kind == 'geometry' else s.layers} (default)"
-                cells = [_mean(s, field) for field in ("kl_cont", "js_cont", "top1", "nll_delta")]
+                cells = [_counted(findings, s, field) for field in ("kl_cont", "js_cont", "top1", "nll_delta")]
                 difference = _difference(against.get(s.arm))[:2]
                 lines.append([code(s.method), str(s.budget), code(setting), str(s.n), *cells, *difference])
     titles = ["KL cont.", "JS cont.", "same first token, %", "ΔNLL", "KL cont. − default", "p (Holm)"]
@@ -139,10 +160,11 @@ def ablation(findings: Findings, kind: str) -> str:
 
 def budget_table(findings: Findings) -> str:
     """The shares that were really recomputed, against the budget that was asked for."""
-    lines = []
+    lines, scope = [], findings.scopes[0]
+    rows = findings.rows_of(scope, "recomputed_share")
     for budget in (None, *findings.budgets):
-        for s in findings.at(POOLED, budget):
-            ours = [row["recomputed_share"] for row in findings.rows if row["arm"] == s.arm]
+        for s in findings.at(scope, budget):
+            ours = [row["recomputed_share"] for row in rows if row["arm"] == s.arm]
             span = f"{digits.percent(min(ours))} to {digits.percent(max(ours))}"
             asked = digits.NOTHING if budget is None else _budget(budget)
             cells = [_mean(s, f) for f in ("recomputed_share", "recomputed_share_all", "computed_share")]
@@ -176,10 +198,11 @@ def data_table(findings: Findings) -> str:
 
 def deviations(findings: Findings) -> str:
     """Relative distance of keys and values to full prefill's, mean over layers and items."""
-    lines = []
+    lines, scope = [], findings.scopes[0]
+    rows = findings.rows_of(scope, "kl_cont")
     for budget in (None, *findings.budgets):
-        for s in findings.at(POOLED, budget):
-            ours = [row for row in findings.rows if row["arm"] == s.arm]
+        for s in findings.at(scope, budget):
+            ours = [row for row in rows if row["arm"] == s.arm]
             cells = [_layer_mean(ours, f, part) for f in ("delta_k", "delta_v") for part in ("repaired", "reused")]
             if any(cell is not None for cell in cells):
                 lines.append([code(s.arm), *map(digits.plain, cells)])
@@ -203,10 +226,27 @@ def _difference(found: Comparison | None, scale: float = 1.0) -> list[str]:
     """Three cells: the difference, marked where its interval excludes 0; the adjusted p-value; the tally."""
     if found is None:
         return [digits.NOTHING] * 3
-    text = digits.interval(found.difference, scale)
-    marked = f"{text} {MARK}" if found.difference.excludes_zero else text
+    text = interval(found.difference, scale)
+    marked = f"{text} {MARK}" if found.difference.excludes_zero and not found.difference.is_weak else text
     tally = found.tally
     return [marked, digits.probability(found.p_holm), f"{tally.wins}/{tally.ties}/{tally.losses}"]
+
+
+def interval(given: Estimate | None, scale: float = 1.0, signed: bool = True) -> str:
+    """Mean and bounds as `digits.interval` writes them; it is said where they come from few clusters."""
+    text = digits.interval(given, scale, signed)
+    bounded = given is not None and math.isfinite(given.high - given.low)
+    return f"{text} ({few(given.clusters)})" if given is not None and bounded and given.is_weak else text
+
+
+def few(clusters: int) -> str:
+    """The words for an interval of too few clusters."""
+    return f"few clusters: {clusters}"
+
+
+def _counted(findings: Findings, s: Score, field: str) -> str:
+    """The mean; a dash for a task measure where the data set fails its gate."""
+    return _mean(s, field) if findings.counts(s.dataset, field) else digits.NOTHING
 
 
 def _spread(s: Score, field: str) -> str:
@@ -235,7 +275,7 @@ def rotation(findings: Findings) -> str:
     """RoPE similarity of the selected tokens to the prompt, mean over the items of each data set."""
     lines = []
     for budget in findings.budgets:
-        for arm in dict.fromkeys(s.arm for s in findings.at(findings.scopes[0], budget)):
+        for arm in (s.arm for s in findings.arms_at(budget)):
             cells = []
             for dataset in findings.datasets:
                 rows = [r for r in findings.rows if r["arm"] == arm and r["dataset"] == dataset]

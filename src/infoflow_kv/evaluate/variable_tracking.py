@@ -13,6 +13,9 @@ from infoflow_kv.evaluate.items import Item, Passage
 Order = Literal["forward", "shuffled"]
 Form = Literal["all", "value"]
 
+TASK = "vt"
+"""What `meta["task"]` says of these items."""
+
 _WORD = re.compile(r"\w+|[^\w\s]")
 # Noise: 12 x 12 x 12 sentences without digits and without words that could be taken for a variable.
 _WHO = """
@@ -46,6 +49,7 @@ def tracking_items(
     seed: int = 0,
     form: Form = "all",
     count_tokens: Callable[[str], int] = count_words,
+    dataset: str = "variable_tracking",
 ) -> list[Item]:
     """Return `count` items for each number of hops and order: a value goes from variable to variable, a passage each.
 
@@ -55,11 +59,14 @@ def tracking_items(
 
     Form `all` (RULER's) asks for all variables with the value: the answers are all names, and all must be found.
     Form `value`, for small models, asks for the last variable's value: one answer. No worked example is given.
-    A passage has at most `chunk_tokens` tokens, or its one sentence. Raises OptionError for values outside their range.
+    A passage has at most `chunk_tokens` tokens, or its one sentence. `dataset` names the items' data set and
+    begins their ids. Raises OptionError for values outside their range.
     """
     _check(hops, orders, gap, count, chunk_tokens, form)
+    if not dataset.strip():
+        raise OptionError("the data set's name is blank; give it a name")
     return [
-        _item(num_hops, order, gap, number, chunk_tokens, seed, form, count_tokens)
+        _item(num_hops, order, gap, number, chunk_tokens, seed, form, count_tokens, dataset)
         for num_hops, order, number in itertools.product(hops, orders, range(count))
     ]
 
@@ -73,9 +80,10 @@ def _item(
     seed: int,
     form: Form,
     count_tokens: Callable[[str], int],
+    dataset: str,
 ) -> Item:
-    name = f"vt-{form}-{hops}hop-{order}-gap{gap}-s{seed}.{number}"
-    rng = random.Random(name)
+    name = f"{form}-{hops}hop-{order}-gap{gap}-s{seed}.{number}"
+    rng = random.Random(f"vt-{name}")
     chain = _names(rng, hops + 1, form)
     value = str(rng.randrange(10_000, 100_000))
     sources = [value, *chain[:-1]]
@@ -98,13 +106,21 @@ def _item(
         texts.append(_text(statements[hop], rng, chunk_tokens, count_tokens))
     texts.append(_text("", rng, chunk_tokens, count_tokens))
     return Item(
-        id=name,
-        dataset="variable_tracking",
+        id=f"{dataset}-{name}",
+        dataset=dataset,
         question=question,
         answers=answers,
         passages=tuple(Passage("", text) for text in texts),
         supporting=tuple(places),
-        meta={"hops": hops, "order": order, "gap": gap, "form": form, "chain": chain, "value": value},
+        meta={
+            "task": TASK,
+            "hops": hops,
+            "order": order,
+            "gap": gap,
+            "form": form,
+            "chain": chain,
+            "value": value,
+        },
     )
 
 

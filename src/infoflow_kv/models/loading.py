@@ -16,7 +16,7 @@ from infoflow_kv.models.fingerprint import tokenizer_fingerprint
 from infoflow_kv.models.gguf import convert_gguf
 from infoflow_kv.models.model import LanguageModel
 from infoflow_kv.models.probe import probe
-from infoflow_kv.models.profiles import profile_file, read_profile
+from infoflow_kv.models.profiles import find_profile
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def load(
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"model '{text}' could not be loaded: {reason}") from error
     model = wrap(hf.to(target), tokenizer, text)
-    profile = read_profile(profile_file(model.identity))
+    profile = find_profile(model.identity)
     model.layer_sets = profile.layers if profile else EMBEDDED[text].layers if text in EMBEDDED else {}
     return model
 

@@ -31,9 +31,14 @@ class Profile:
     format: int = FORMAT
 
 
+def profiles_folder() -> Path:
+    """Where profiles are kept."""
+    return cache_folder() / "profiles"
+
+
 def profile_file(identity: ModelIdentity) -> Path:
     """Where the profile of these weights is kept."""
-    return cache_folder() / "profiles" / f"{identity.weights[:32]}-{identity.dtype}.json"
+    return profiles_folder() / f"{identity.weights[:32]}-{identity.dtype}.json"
 
 
 def write_profile(profile: Profile, file: Path) -> None:
@@ -43,6 +48,16 @@ def write_profile(profile: Profile, file: Path) -> None:
     record = {**asdict(profile), "layers": dict(profile.layers), "measurements": dict(profile.measurements)}
     partial.write_text(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(partial, file)
+
+
+def find_profile(identity: ModelIdentity) -> Profile | None:
+    """The profile of these weights in this dtype; None where there is none that fits (the log says why)."""
+    file = profile_file(identity)
+    profile = read_profile(file)
+    if profile is not None and (profile.weights, profile.dtype) != (identity.weights, identity.dtype):
+        logger.warning("the profile %s is not used: it was measured on other weights or another dtype", file)
+        return None
+    return profile
 
 
 def read_profile(file: Path) -> Profile | None:

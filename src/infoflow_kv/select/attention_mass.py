@@ -63,7 +63,7 @@ def value_norm(scene: Scene, layer: int) -> Float[Tensor, "kv_heads context"]:
 
 
 def sensitivity(scene: Scene, layer: int) -> Float[Tensor, "kv_heads context"]:
-    """How far the token's value moved when its chunk was prefilled behind a neighbour (docs/method.md, section 6)."""
+    """How far the token's value moved when its chunk was prefilled behind a neighbour (docs/method.md, section 7)."""
     if scene.sensitivity is None:
         raise ComputeError("the influence selector needs the chunks' context sensitivity, and the scene has none")
     return scene.sensitivity[layer].float()

@@ -51,6 +51,7 @@ def check_budget(budget: Any, ceiling: Any = None) -> Budget:
     """
     if isinstance(budget, Budget):
         return budget
+    # Checked beside a plain share too: it may be the ceiling of a later adaptive budget.
     most = AUTO_CEILING if ceiling is None else check_share(ceiling, "budget_max")
     if isinstance(budget, str):
         word, colon, text = budget.partition(":")

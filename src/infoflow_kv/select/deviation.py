@@ -61,7 +61,8 @@ class Deviation:
         rows = int((ranks < context.num_tokens).sum())
         self._counts.append(rows)
         before = 1.0 if given.layer == 0 else self._rates[given.layer - 1]
-        if self._rates[given.layer] >= before or rows == 0:
+        chooses = self._budget.cover is not None and given.layer == CHECK_LAYER  # whatever its ceiling
+        if rows == 0 or (self._rates[given.layer] >= before and not chooses):
             return None
         slots = ranks[:rows]
         new, old = (given.value, values) if self._measure == "V" else (given.key, keys)

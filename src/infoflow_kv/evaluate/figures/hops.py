@@ -11,8 +11,9 @@ from infoflow_kv.evaluate.figures.needle import shown_field
 def draw_hops(data: Sequence[Mapping[str, Any]], folder: Path | str, name: str = "hops") -> list[Path]:
     """PNG and SVG of variable tracking; `data`: records {arm, method, hops, accuracy, log_probability, low, high}.
 
-    `low` and `high` bound what is shown: the accuracy, or the log-probability where no arm reaches 10 %; records may
-    give them as None. An `order` in the records makes one panel an order of the hops.
+    `low` and `high` bound what is shown: the accuracy, or the log-probability where no arm reaches 10 % or where a
+    record's accuracy is None; records may give the bounds as None. An `order` in the records makes one panel an order
+    of the hops.
     """
     style.require(data, "the hops figure", ("arm", "method", "hops", "accuracy", "log_probability"))
     arms = list(dict.fromkeys(str(record["arm"]) for record in data))

@@ -16,7 +16,8 @@ def draw_needle(data: Sequence[Mapping[str, Any]], folder: Path | str, name: str
     """PNG and SVG of found needles; `data`: records {arm, length, depth, accuracy, log_probability}.
 
     `depth` in percent, `length` in tokens, `log_probability` of the answer in nats a token. Shows the accuracy, or the
-    log-probability where no arm reaches 10 %. A cell without records stays grey.
+    log-probability where no arm reaches 10 % or where a record has no accuracy (None: nothing was generated). A cell
+    without records stays grey.
     """
     style.require(data, "the needle figure", ("arm", "length", "depth", "accuracy", "log_probability"))
     arms = list(dict.fromkeys(str(record["arm"]) for record in data))
@@ -65,7 +66,9 @@ def draw_needle(data: Sequence[Mapping[str, Any]], folder: Path | str, name: str
 
 
 def shown_field(data: Sequence[Mapping[str, Any]]) -> str:
-    """ "accuracy", or "log_probability" where no arm's mean accuracy reaches the floor."""
+    """ "accuracy", or "log_probability" where no arm's mean accuracy reaches the floor or some record has none."""
+    if any(record["accuracy"] is None for record in data):
+        return "log_probability"
     values: dict[str, list[float]] = {}
     for record in data:
         values.setdefault(str(record["arm"]), []).append(float(record["accuracy"]))
