@@ -24,7 +24,11 @@ CORE = (
 WRITING = "epic@0.15,cacheblend@0.15,infoflow@0.15,influence@0.15,infoflow[reorder]@0.15"
 FEW = "full,none,epic@.15,cacheblend@.15,infoflow@.15,influence@.15"
 NEEDLES = "full,none,epic@.15,cacheblend@.15,infoflow@.15"
+# Smaller than the chunks of a run, so that every passage is one.
+ESSAYS = ("niah", "--essays", "needle/essays", "--chunk-tokens", "448", "--seeds", "2")
 DEPTHS = "0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1"
+PLACES = ("--dataset", "niah_places", "--kinds", "one,split,two-chunk", "--places", "start,middle,end", "--seed", "1")
+VT = ("vt", "--form", "value", "--count", "6", "--model", "smollm2-135m")
 
 
 @dataclass(frozen=True)
@@ -34,39 +38,38 @@ class Set:
 
     name: str
     file: str
-    limit: int
+    limit: int | None
     methods: str
     generate: str
     make: tuple[str, ...] = ()
 
 
 SETS = (
-    Set("2wikimqa", "2wikimqa/2wikimqa.chunks.jsonl", 50, CORE, WRITING),
-    Set("hotpotqa", "hotpotqa/hotpotqa.chunks.jsonl", 50, CORE, WRITING),
-    Set("musique", "musique/musique.chunks.jsonl", 50, CORE, WRITING),
+    Set("2wikimqa", "2wikimqa/2wikimqa.chunks.jsonl", 55, CORE, WRITING),
+    Set("hotpotqa", "hotpotqa/hotpotqa.chunks.jsonl", 55, CORE, WRITING),
+    Set("musique", "musique/musique.chunks.jsonl", 55, CORE, WRITING),
     Set("fairytaleqa", "fairytaleqa/fairytaleqa.chunks.jsonl", 40, FEW, "all"),
     Set("nq_multidoc", "nq_multidoc/nq_multidoc.chunks.jsonl", 40, FEW, "all"),
     Set("product_docs", "product_docs/product_docs.chunks.jsonl", 43, FEW, "all"),
     Set("kv_retrieval", "kv_retrieval/kv-retrieval-75_keys.jsonl", 20, FEW, "all"),
-    Set("vt", "vt.chunks.jsonl", 48, FEW, "all", ("vt", "--form", "value", "--count", "6", "--model", "smollm2-135m")),
+    Set("vt", "vt.chunks.jsonl", 48, FEW, "all", VT),
     Set(
         "niah",
         "niah.chunks.jsonl",
         110,
         NEEDLES,
         "all",
-        ("niah", "--essays", "needle/essays", "--lengths", "1000,2000,4000,6000,7500", "--depths", DEPTHS, "--seeds", "2"),
+        (*ESSAYS, "--lengths", "1000,2000,4000,6000,7500", "--depths", DEPTHS),
     ),
     Set(
         "niah_places",
         "niah_places.chunks.jsonl",
-        60,
+        None,
         NEEDLES,
         "all",
-        ("niah", "--essays", "needle/essays", "--lengths", "2000", "--depths", ".1,.3,.5,.7,.9", "--seeds", "2")
-        + ("--kinds", "one,split,two-chunk", "--places", "start,middle,end", "--seed", "1"),
+        (*ESSAYS, "--lengths", "2000", "--depths", ".1,.3,.5,.7,.9", *PLACES),
     ),
-)  # fmt: skip
+)
 
 
 def made(s: Set, data: Path) -> Path:
@@ -92,9 +95,10 @@ def main() -> None:
         if args.only and s.name not in args.only:
             continue
         file = made(s, Path(args.data)) if s.make else Path(args.data) / s.file
-        command = ["eval", "predict", "--data", str(file), "--limit", str(s.limit)]
+        command = ["eval", "predict", "--data", str(file)]
+        command += [] if s.limit is None else ["--limit", str(s.limit)]
         command += ["--methods", s.methods, "--generate", s.generate, "--out", str(RESULTS / s.name)]
-        print(f"{s.name}: {s.limit} items", file=sys.stderr, flush=True)
+        print(f"{s.name}: {s.limit or 'all'} items", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "infoflow_kv", *command], check=True)
 
 

@@ -98,8 +98,8 @@ def calibrate(
 ) -> Profile:
     """The profile of this model: per method the layer set with the smallest mean JS divergence on these items.
 
-    Items that do not fit the window, or are one chunk, are left out; OptionError for a budget of 0 or 1 (nothing to choose), InputError if
-    fewer than two items are left.
+    Items that do not fit the window, or are one chunk, are left out. OptionError for a budget of 0 or 1 (nothing to
+    choose), InputError if fewer than two items are left.
     """
     if not 0 < budget < 1:
         raise OptionError(
@@ -123,8 +123,8 @@ def calibrate(
         say(done, steps, f"reading {item.id}")
     if len(cases) < 2:
         raise InputError(
-            f"{len(cases)} of {len(items)} items fit the model's window and have more than one chunk; calibration needs "
-            "at least 2"
+            f"{len(cases)} of {len(items)} items fit the model's window with more than one chunk; calibration needs at "
+            "least 2"
         )
     steps -= (len(items) - len(cases)) * (len(singles) + sets_each)
 

@@ -251,6 +251,16 @@ class TestScore:
         assert result.code == 0 and "nothing to compare" in result.out
         assert home.cli("eval", "score", folder, "--json").record["differences"] == []
 
+    def test_arms_of_different_data_sets_are_pooled_over_common_ones(self, home: Home) -> None:
+        arms = ("full", "none", "infoflow@0.15")
+        rows = [row(f"a{i}", arm, dataset="a", kl_cont=0.1) for i in range(3) for arm in (*arms, "epic@0.15")]
+        rows += [row(f"b{i}", arm, dataset="b", kl_cont=9.0) for i in range(3) for arm in arms]
+        result = home.cli("eval", "score", write(home.folder / "made", rows, RUN))
+        assert "pooled: a (the data sets on which every arm ran)" in result.out
+        assert "(few clusters: 3)" in result.out
+        pooled = result.out.partition("pooled:\n")[2].partition("\n\n")[0]
+        assert "9.00" not in pooled and "0.100" in pooled
+
     def test_rows_that_predict_wrote(self, home: Home) -> None:
         assert home.predict().code == 0
         told = home.cli("eval", "score", home.out, "--json").record
@@ -303,6 +313,32 @@ class TestGenerate:
         assert result.record == {"out": str(out), "items": len(expected)}
         assert list(read_items(out).items) == expected
         assert {item.group for item in expected} == {"hay-s5.0", "hay-s5.1"}
+
+    def test_a_data_set_can_be_named(self, home: Home) -> None:
+        essays = self.essays(home)
+        one, two = home.folder / "a.jsonl", home.folder / "b.jsonl"
+        options = ("--essays", essays, "--lengths", 300, "--depths", 0.5, "--chunk-tokens", 150, "--model", home.model)
+        niah = ("eval", "generate", "niah", *options)
+        vt = ("eval", "generate", "vt", "--count", 1, "--hops", 1)
+        for verb, usual in ((niah, "niah"), (vt, "variable_tracking")):
+            assert home.cli(*verb, "--out", one, "--force").code == 0
+            assert home.cli(*verb, "--out", two, "--force", "--dataset", "far").code == 0
+            first, second = read_items(one).items, read_items(two).items
+            assert ({i.dataset for i in first}, {i.dataset for i in second}) == ({usual}, {"far"})
+            assert not {i.id for i in first} & {i.id for i in second}
+
+    def test_needles_of_larger_passages_are_refused_with_the_size_to_use(self, home: Home) -> None:
+        out = home.folder / "niah.jsonl"
+        made = home.cli(
+            "eval", "generate", "niah", "--essays", self.essays(home), "--lengths", 600, "--depths", 0.5,
+            "--chunk-tokens", 150, "--model", home.model, "--out", out,
+        )  # fmt: skip
+        assert made.code == 0, made.err
+        result = home.predict(data=out)
+        assert (result.code, result.out) == (2, "") and re.search(r"use chunk_tokens 1\d\d or more", result.err)
+        assert not home.out.exists()
+        assert home.predict("--chunk-tokens", 150, data=out).code == 0
+        assert {r["meta"]["task"] for r in read_rows([home.out])} == {"niah"}
 
     @pytest.mark.parametrize("form", ["all", "value"])
     def test_variables_are_read_back_as_they_were_made(self, home: Home, form: Any) -> None:
@@ -448,6 +484,10 @@ BAD: dict[str, tuple[str, Callable[[Home], Result]]] = {
         "boats.chunks.jsonl', line 2: not JSON",
         lambda h: h.predict(data=h.data(record(0), '{"_id": ')),
     ),
+    "not a number": (
+        "boats.chunks.jsonl', line 2: not JSON .NaN is not a finite number",
+        lambda h: h.predict(data=h.data(record(0), json.dumps(record(1, score=float("nan"))))),
+    ),
     "not an object": ("line 2: not an object", lambda h: h.predict(data=h.data(record(0), "[1]"))),
     "no question": ("line 2: 'question' is missing", lambda h: h.predict(data=h.data(record(0), without("question")))),
     "no answers": ("line 2: 'answers' is missing", lambda h: h.predict(data=h.data(record(0), without("answers")))),
@@ -534,6 +574,7 @@ BAD: dict[str, tuple[str, Callable[[Home], Result]]] = {
     "unknown kind": ("unknown kind of needle 'two'", niah("--kinds", "two")),
     "unknown place": ("unknown place in the chunk 'top'", niah("--places", "top")),
     "essays too short": ("a haystack of 99999 was asked for|haystack of 99,999", niah("--lengths", "99999")),
+    "blank name": ("name is blank", niah("--dataset", " ")),
     "no hops": ("hops is .0.; each must be from 1", vt("--hops", "0")),
     "unknown order": ("unknown order 'backward' .known: forward, shuffled", vt("--orders", "backward")),
     "unknown form": ("unknown form 'both'", vt("--form", "both")),

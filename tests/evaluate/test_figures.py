@@ -156,6 +156,12 @@ def test_needles_at_the_floor_show_the_log_probability(tmp_path: Path) -> None:
     assert "−3.0" in found and "found, %" not in found
 
 
+@pytest.mark.parametrize(("draw", "data"), [(draw_needle, NEEDLE), (draw_hops, HOPS)])
+def test_a_record_without_an_answer_is_no_miss(tmp_path: Path, draw: Callable[..., list[Path]], data: Any) -> None:
+    found = texts(draw([{**data[0], "accuracy": None}, *data[1:]], tmp_path)[1])
+    assert any("log-probability" in text for text in found) and not any("found, %" in text for text in found)
+
+
 def test_a_needle_cell_is_the_mean_of_its_needles_and_may_be_empty(tmp_path: Path) -> None:
     cell = {"arm": "x", "length": 1000, "depth": 50, "log_probability": -1.0}
     data = [{**cell, "accuracy": hit} for hit in (1.0, 0.0, 0.0, 0.0)] + [

@@ -58,9 +58,10 @@ def test_what_holds_for_every_needle(control, length, depth, seed, chunk_tokens)
     assert item.answers == (facts["value"],) and re.fullmatch(r"\d{7}", facts["value"])
     assert facts["city"] in item.question and facts["value"] not in item.question
 
-    # as long as asked for, to the sentence; chunks of the size asked for, each but for the needle
+    # as long as asked for, to the sentence; chunks of the size asked for, with the needle
     assert length - LONGEST < num_words(joined) == facts["tokens"] <= length
-    assert all(num_words(text) <= chunk_tokens + 20 for text in texts)
+    assert all(num_words(text) <= chunk_tokens for text in texts)
+    assert facts["task"] == "niah"
 
     # at the depth asked for, to the sentence, or to the passage where its place in it is fixed
     before = num_words(joined[: joined.index(facts["value"])]) / num_words(joined)
@@ -108,6 +109,12 @@ def test_all_combinations_with_ids_of_their_own():
     assert {i.dataset for i in items} == {"niah"} and all(p.title == "" for i in items for p in i.passages)
 
 
+def test_data_sets_of_two_names_share_no_id():
+    items = [*make(), *make(dataset="niah_places")]
+    assert [i.dataset for i in items] == ["niah", "niah_places"]
+    assert len({i.id for i in items}) == 2 and items[0].passages == items[1].passages
+
+
 def test_the_ends_are_reached_and_depths_grow():
     items = make(depths=[d / 10 for d in range(11)])
     measured = [i.meta["measured_depth"] for i in items]
@@ -134,7 +141,7 @@ def test_items_of_one_seed_read_the_same_hay():
 def test_sentences_are_counted_once():
     calls = []
     make([300, 600], [0, 0.5, 1], 2, count_tokens=lambda text: calls.append(text) or num_words(text))
-    assert len(calls) == 4 * 72 + 12
+    assert len(calls) == 4 * 72 + 12  # a needle of one sentence each
 
 
 def test_a_value_or_city_in_the_text_is_not_taken():
@@ -161,7 +168,10 @@ def test_a_value_or_city_in_the_text_is_not_taken():
         ({"kinds": "one"}, "give a list"),
         ({"places": ["centre"]}, "unknown place in the chunk"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0"),
-        ({"chunk_tokens": 1, "places": ["middle"]}, "have a middle"),
+        ({"chunk_tokens": 1}, "which leaves no room for a needle beside it; give at least 3"),
+        ({"chunk_tokens": 30}, "chunk_tokens is 30 and a sentence of the essays has 20 tokens"),
+        ({"lengths": [30], "places": ["middle"]}, "have a middle"),
+        ({"dataset": " "}, "name is blank"),
         ({"kinds": ["split"], "chunk_tokens": 900}, "needs 2 passages"),
         ({"kinds": ["two-chunk"], "chunk_tokens": 900}, "needs 2 passages"),
     ],

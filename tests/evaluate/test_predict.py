@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ import tiny
 from infoflow_kv import Engine, MemoryStore
 from infoflow_kv.errors import InfoFlowError, InputError, OptionError, PromptTooLongError
 from infoflow_kv.evaluate.arms import parse_arms
-from infoflow_kv.evaluate.environment import environment, without_folders
+from infoflow_kv.evaluate.environment import code_digest, environment, without_folders
 from infoflow_kv.evaluate.items import Item, Passage
 from infoflow_kv.evaluate.measuring import Bench, Options, documents_of, ids_read
+from infoflow_kv.evaluate.niah import needle_items
 from infoflow_kv.evaluate.predict import fitted_item, lengthened, predict, settle, writer
-from infoflow_kv.evaluate.results import read_rows, read_runs
+from infoflow_kv.evaluate.results import environments_of, read_rows, read_runs
 from infoflow_kv.models import greedy, wrap
 
 KL_EXACT = 1e-5  # nats between two exact ways to the same distribution
@@ -560,6 +562,116 @@ class TestResuming:
         record = {"format": 1, "weights": "w", "dtype": "float32", "options": {}, "data": [], "arms": ["full"]}
         settle(tmp_path / "run.json", record)
         assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+HERE = {"code": "a" * 64, "torch": "2.1", "threads": 2, "load_average": 0.5, "date": "d", "command": "c"}
+
+
+class TestEnvironments:
+    def record(self, out: Path) -> dict:
+        return json.loads((out / "run.json").read_text())
+
+    def test_the_same_one_is_kept_once(self, model, tmp_path, caplog):
+        run(model, tmp_path, "full", ITEMS[:1], environment=HERE)
+        run(model, tmp_path, "full", ITEMS[:2], environment={**HERE, "load_average": 9.0, "date": "e"})
+        assert (self.record(tmp_path)["environment"], self.record(tmp_path)["environments"]) == (HERE, [HERE])
+        assert "holds rows made with" not in caplog.text
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"code": "b" * 64}, f"other code of infoflow-kv ({'a' * 16}, now {'b' * 16})"),
+            ({"torch": "2.2"}, "other torch (2.1, now 2.2)"),
+            ({"threads": 1}, "other thread count (2, now 1)"),
+        ],
+    )
+    def test_another_one_is_added_and_said(self, model, tmp_path, caplog, change, words):
+        run(model, tmp_path, "full", ITEMS[:1], environment=HERE)
+        other = {**HERE, **change}
+        run(model, tmp_path, "full", ITEMS[:2], environment=other)
+        assert caplog.text.count("holds rows made with other") == 1 and words in caplog.text
+        assert (self.record(tmp_path)["environment"], self.record(tmp_path)["environments"]) == (HERE, [HERE, other])
+        assert len(read_rows([tmp_path])) == 2
+
+    def test_one_that_wrote_no_row_is_not_named(self, model, tmp_path, caplog):
+        run(model, tmp_path, "full", ITEMS[:1], environment=HERE)
+        run(model, tmp_path, "full", ITEMS[:1], environment={**HERE, "threads": 1})
+        assert self.record(tmp_path)["environments"] == [HERE] and "holds rows" not in caplog.text
+
+    def test_a_record_from_before_they_were_listed(self, model, tmp_path, caplog):
+        run(model, tmp_path, "full", ITEMS[:1], environment=HERE)
+        old = self.record(tmp_path)
+        del old["environments"], old["environment"]["code"]
+        (tmp_path / "run.json").write_text(json.dumps(old))
+        [read] = read_runs([tmp_path])
+        assert environments_of(read) == [old["environment"]]
+        run(model, tmp_path, "full,none", ITEMS[:2], environment=HERE)
+        assert self.record(tmp_path)["environments"] == [old["environment"], HERE]
+        assert "other code of infoflow-kv (not recorded, now" in caplog.text
+        assert len(read_rows([tmp_path])) == 4
+
+    def test_the_code_is_digested_by_name_and_content(self, tmp_path):
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "x.py").write_text("1")
+        (tmp_path / "b.py").write_text("2")
+        expected = hashlib.sha256(b"a/x.py\x001\x001" + b"b.py\x001\x002").hexdigest()
+        assert code_digest(tmp_path) == expected
+        (tmp_path / "note.txt").write_text("no code")
+        assert code_digest(tmp_path) == expected
+        (tmp_path / "b.py").write_text("3")
+        assert code_digest(tmp_path) != expected
+        assert environment(command=[])["code"] == code_digest()
+
+
+class TestNeedles:
+    ESSAY = " ".join(f"Line {n} tells of {'boats and ' * (n % 7)}nets at quay {n % 5}." for n in range(300))
+
+    def items(self, chunk_tokens: int):
+        encoder = engine_of(lively()).encoder
+        return needle_items(
+            [self.ESSAY], [1500], [0, 0.5, 1], 1, ("one", "split", "two-chunk"), chunk_tokens=chunk_tokens,
+            count_tokens=lambda text: len(encoder.content(text)[0]), places=(None, "start", "middle", "end"),
+        )  # fmt: skip
+
+    def test_a_passage_is_one_chunk_of_the_size_it_was_made_for(self, model):
+        options = replace(OPTIONS, chunk_tokens=240)
+        bench = Bench(model, options)
+        for item in self.items(240):
+            bench.check_passages(item)
+            chunks = bench.engine().prompt(item.question, documents_of(item)).chunks
+            assert len(chunks) == len(item.passages)
+            assert max(chunk.num_tokens for chunk in chunks) > 160  # and not much smaller
+
+    def test_passages_of_two_chunks_are_refused_before_anything_is_written(self, model, tmp_path):
+        items = self.items(240)
+        with pytest.raises(OptionError, match=r"passage \d+ of (\d+) tokens makes \d chunks at .* 64; use") as refused:
+            predict(model, items, parse_arms("full", ()), tmp_path / "run", OPTIONS)
+        assert not (tmp_path / "run").exists()
+        with pytest.raises(OptionError, match="chunk_tokens 64; use chunk_tokens"):
+            next(Bench(model, OPTIONS).rows(items[0], parse_arms("full", ())))
+        # The size that is named is enough for that passage.
+        size, number = map(int, re.search(r"passage (\d+) of (\d+)", str(refused.value)).groups()[::-1])
+        document = documents_of(items[0])[number]
+        assert len(engine_of(model).split(document)) > 1
+        assert len(Bench(model, replace(OPTIONS, chunk_tokens=size)).engine().split(document)) == 1
+
+    def test_other_items_may_have_passages_of_several_chunks(self, model):
+        item = replace(ITEMS[0], passages=(Passage("", self.ESSAY[:900]),), supporting=(), meta={"task": "mine"})
+        assert rows_of(model, item, "full", ())["full"]["chunks"] > 1
+
+
+def test_whatever_stands_in_meta(model, tmp_path):
+    meta = {
+        "nan": float("nan"),
+        "inf": -float("inf"),
+        "big": 10**400,
+        "list": [1],
+        "none": None,
+        "hops": [{"passage": []}],
+    }
+    run(model, tmp_path, "full", [replace(ITEMS[0], meta=meta)])
+    [row] = read_rows([tmp_path])
+    assert row["meta"] == {"big": 10**400}
 
 
 @pytest.mark.parametrize(

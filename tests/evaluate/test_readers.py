@@ -9,7 +9,7 @@ import pytest
 
 from infoflow_kv.errors import DocumentError, InputError, OptionError
 from infoflow_kv.evaluate.items import Item, Passage
-from infoflow_kv.evaluate.readers import lengthen, read_items
+from infoflow_kv.evaluate.readers import fit, lengthen, read_items
 
 DATA = os.environ.get("INFOFLOW_DATA", "")
 
@@ -72,6 +72,26 @@ def refusal(path: Path, error: type[InputError] = DocumentError) -> str:
 
 def num_words(passage: Passage) -> int:
     return len(f"{passage.title} {passage.text}".split())
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_numbers_that_are_none_are_refused_with_their_line(tmp_path, number, listed):
+    """They could be written into no row: `predict` would fall over them after hours."""
+    record = json.dumps({**CHUNKS, "score": 0.5}).replace("0.5", number)
+    first = json.dumps({**CHUNKS, "_id": "z"})
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"[{first},\n{record}]" if listed else f"{first}\n{record}\n")
+    message = refusal(path)
+    assert "line 2" in message and f"{number} is not a finite number" in message
+
+
+def test_a_users_fields_of_our_names_may_hold_anything():
+    meta = {"hops": [{"passage": [1]}, {"passage": "x"}], "needle_passage": {}, "dropped_passages": "two"}
+    item = Item("a", "d", "Q?", ("x",), (Passage("", "one"), Passage("", "two")), (0,), meta=meta)
+    shorter = fit(item, lambda i: len(i.passages), 1)
+    assert shorter is not None and shorter.passages == (Passage("", "one"),)
+    assert shorter.meta["hops"] == meta["hops"] and shorter.meta["dropped_passages"] == 1
 
 
 class TestFormats:
@@ -137,6 +157,7 @@ class TestFormats:
         assert only.question == "Which?\nChoices:\n(A) choice a\n(B) choice b\n(C) choice c\n(D) choice d"
         assert only.answers == ("A",), "the letter A is no article here"
         assert only.meta["choices"]["D"] == "choice d" and only.meta["difficulty"] == "hard"
+        assert only.meta["task"] == "choice"
         assert only.passages == (Passage("", "One paragraph.\n\nAnother one."),)
 
     def test_cacheblend(self, tmp_path):

@@ -15,6 +15,7 @@ from infoflow_kv.evaluate.report import render_markdown, write_report
 from infoflow_kv.evaluate.statistics import Interval
 
 FEW = 200  # resamples
+GATED: dict[str, Any] = {"closed_gold_nll": 3.0, "closed_prediction": "no idea"}
 EXPLAINED = {
     "methods": [{"name": "infoflow", "chunks": [{"title": "A", "tokens": 4, "scores": [], "recomputed": [1, 0, 0, 1]}]}]
 }
@@ -159,7 +160,8 @@ def test_made_tasks_have_a_column_a_kind_and_a_hop(markdown: str) -> None:
     assert cells(vt.split("| order")[0], "full")[2:] == ["100.0"] * 4
     assert "| order `forward` | order `shuffled` |" in vt
     needles = section(markdown, "Needles")
-    assert "| kind `single` |" in needles and "| place `end` | place `start` |" in needles and "needle.svg" in needles
+    assert "| kind `one` | kind `two-chunk` |" in needles and "| place `end` | place `start` |" in needles
+    assert needles.count("](figures/needle.svg)") == 1
 
 
 def test_pages_markdown_and_render_agree(markdown: str) -> None:
@@ -249,6 +251,151 @@ def test_one_document_gives_no_interval_and_the_report_says_so() -> None:
     assert "[too few documents for an interval]" in cells(section(told, "Distance"), "epic@0.15")[3]
 
 
+def test_intervals_of_few_clusters_are_marked_and_win_nothing() -> None:
+    """One document an item: from 6 on an interval is taken for one of 95 %."""
+    for clusters, marked in ((5, True), (6, False)):
+        rows = [
+            row(f"q{i}", arm, group=f"doc{i % clusters}", kl_cont=kl + i / 1000, **GATED)
+            for i in range(12)
+            for arm, kl in (("full", 0.0), ("none", 0.5), ("infoflow@0.15", 0.1), ("epic@0.15", 0.3))
+        ]
+        told = render_markdown(rows, [RUN], resamples=FEW)
+        epic = cells(section(told, "Distance"), "epic@0.15")[3]
+        recovery = cells(section(told, "Recovery"), "epic@0.15")[1]
+        verdict = next(line for line in section(told, "Gate").splitlines() if "NLL" in line)
+        assert ("(few clusters: 5)" in epic, "†" in epic) == (marked, not marked)
+        assert ("(few clusters: 5)" in recovery) == ("counts (few clusters: 5)" in verdict) == marked
+        # Five documents flip to a p of 1/16: bold needs the sixth for that reason too.
+        found = find(rows, resamples=FEW)
+        assert (found.winner("made", 0.15, "kl_cont") is None) == marked
+        assert ("**" in section(told, "Distance")) != marked
+        assert found.against("made", "infoflow@0.15", ["epic@0.15"], "kl_cont")["epic@0.15"].difference.excludes_zero
+
+
+def test_many_items_of_few_documents_win_nothing_by_mcnemar() -> None:
+    said = {"infoflow@0.15": "7", "epic@0.15": "8"}
+    rows = [
+        row(f"q{i}", arm, group=f"d{i % 2}", answers=["7"], prediction=said.get(arm, "7"), **GATED)
+        for i in range(40)
+        for arm in ("full", *said)
+    ]
+    found = find(rows, resamples=FEW)
+    [one] = found.against("made", "epic@0.15", ["infoflow@0.15"], "exact_match").values()
+    assert one.p_holm < 1e-6 and one.difference.excludes_zero
+    assert found.winner("made", 0.15, "exact_match", lower=False) is None
+
+
+class TestPooling:
+    """`wide` has two arms more than `narrow`: no pooled number may mix the two."""
+
+    ARMS = ("full", "none", "infoflow@0.15", "epic@0.15", "a3@0.15", "infoflow[geometry=HL-TP]@0.15")
+
+    def rows(self, narrow: tuple[str, ...] = ARMS[:4], wide: tuple[str, ...] = ARMS) -> list[dict[str, Any]]:
+        return [
+            row(f"{d}{i}", arm, dataset=d, kl_cont=(arm != "full") * (kl + i / 100), prefix=16,
+                recomputed_share=kl / 10, delta_k={"reused": [kl]}, delta_v={"reused": [kl]},
+                **{**GATED, "gold_nll": 1.5 + kl})
+            for d, arms, kl in (("wide", wide, 0.1), ("narrow", narrow, 5.0))
+            for i in range(8) for arm in arms
+        ]  # fmt: skip
+
+    def test_pooled_is_what_all_arms_have(self) -> None:
+        told = render_markdown(self.rows(), [RUN], resamples=FEW)
+        assert "Distance to full prefill: 1 of 2 data sets, equal weights" in told
+        assert "Pooled numbers are over `wide`, where every arm ran; left out: `narrow` (without `a3@0.15`, " in told
+        for title in ("Distance to full", "Agreement with", "Budgets", "Recovery", "Geometry", "Keys and values"):
+            part = section(told, title)
+            assert not [line for line in part.splitlines() if re.search(r"(?<![\d.])5\.[01]|(?<!\d)50\.0", line)]
+        distance = section(told, "Distance")
+        assert {cells(distance, arm)[1] for arm in ("full", "epic@0.15", "a3@0.15")} == {"8"}
+        assert cells(distance, "epic@0.15")[2].startswith("0.135 ")
+        assert cells(section(told, "Data set `narrow`: distance"), "epic@0.15")[2].startswith("5.0")
+        answers = cells(section(told, "Answers: F1, LongBench"), "epic@0.15")
+        assert answers[1:5] == ["8", "100.0", "100.0", "100.0"]  # n of the pooled mean; wide, narrow, pooled
+        assert cells(section(told, "Answers: F1, LongBench"), "a3@0.15")[1:5] == ["8", "100.0", "–", "100.0"]
+
+    def test_differences_are_pooled_over_the_same(self) -> None:
+        found = find(self.rows(), resamples=FEW)
+        for c in found.against("pooled", "infoflow@0.15", ["epic@0.15", "a3@0.15"], "kl_cont").values():
+            assert c.difference.n == 8
+        assert found.core == ["wide"] and found.scopes == ["pooled", "wide", "narrow"]
+
+    def test_all_data_sets_need_no_words(self) -> None:
+        told = render_markdown(self.rows(wide=self.ARMS[:4]), [RUN], resamples=FEW)
+        assert "Distance to full prefill: all data sets, equal weights" in told
+        assert "left out:" not in section(told, "What this can show")
+
+    def test_without_a_common_data_set_nothing_is_pooled(self, tmp_path: Path) -> None:
+        rows = self.rows((*self.ARMS[:4], "seam@0.15"))
+        told = (write_report(rows, [RUN], tmp_path, resamples=FEW)[0]).read_text(encoding="utf-8")
+        assert (
+            "Nothing is pooled, for no data set has every arm: the first tables and the figures are of `wide`" in told
+        )
+        assert "Distance to full prefill: `wide`" in told and "equal weights\n" not in told
+        assert cells(section(told, "Data set `narrow`: distance"), "seam@0.15")[1] == "8"
+        answers = section(told, "Answers: F1, LongBench")
+        assert cells(answers, "seam@0.15")[1:5] == ["–", "–", "100.0", "–"]
+        assert cells(answers, "epic@0.15")[4] == "–"
+
+
+def test_a_task_measure_is_a_dash_where_the_gate_failed(markdown: str) -> None:
+    assert cells(section(markdown, "Data set `hotpotqa`: agreement"), "epic@0.15")[5] == "–"
+    assert cells(section(markdown, "Data set `musique`: agreement"), "epic@0.15")[5] != "–"
+    alone = [r for r in made_run(items=6) if r["dataset"] == "hotpotqa"]
+    told = render_markdown(alone, [RUN], resamples=FEW)
+    assert cells(section(told, "Agreement"), "epic@0.15")[5] == "–"
+    [line] = [line for line in section(told, "Geometry").splitlines() if "`TL-TP`" in line]
+    assert line.split("|")[8].strip() == "–"
+
+
+def test_made_data_sets_have_their_own_figures(tmp_path: Path) -> None:
+    rows = [r for r in made_run(items=2) if r["dataset"] in ("needle", "vt") and "[" not in r["arm"]]
+    rows += [{**r, "_id": f"far-{r['_id']}", "dataset": f"far_{r['dataset']}"} for r in rows]
+    rows = [{**r, "prediction": None} if r["dataset"] == "far_vt" else r for r in rows]
+    told = write_report(rows, [RUN], tmp_path, resamples=FEW)[0].read_text(encoding="utf-8")
+    for title, name in (
+        ("Needles: `needle`", "needle-needle"),
+        ("Needles: `far_needle`", "needle-far_needle"),
+        ("Variable tracking: `vt`", "hops-vt"),
+        ("Variable tracking: `far_vt`", "hops-far_vt"),
+    ):
+        assert section(told, title).count("![") == 1 and f"figures/{name}.svg" in section(told, title)
+        assert (tmp_path / "figures" / f"{name}.svg").is_file()
+    assert "log-probability" in (tmp_path / "figures" / "hops-far_vt.svg").read_text(encoding="utf-8")
+    assert "found, %" in (tmp_path / "figures" / "hops-vt.svg").read_text(encoding="utf-8").replace(
+        "variables found", "found"
+    )
+
+
+def test_choices_have_a_table() -> None:
+    said = {"full": "B", "none": "C", "infoflow@0.15": "(B)", "epic@0.15": "The answer is A"}
+    fields = {**GATED, "closed_prediction": "C", "answers": ["B"], "meta": {"task": "choice"}}
+    rows = [row(f"q{i}", arm, prediction=p, **fields) for i in range(8) for arm, p in said.items()]
+    told = render_markdown(rows, [RUN], resamples=FEW)
+    answers = section(told, "Answers: right letter, %")
+    assert [cells(answers, arm)[2] for arm in said] == ["100.0", "0.0", "100.0", "0.0"]
+    assert "Answers: F1" not in told and "| right letter, % |" in section(told, "Gate")
+
+
+def test_what_the_words_say(markdown: str) -> None:
+    reading, limits = section(markdown, "How to read"), section(markdown, "What this can show")
+    assert "÷ their share of the reusable tokens" in reading and "mean over up to 16 places" in reading
+    assert "Pooled: equal weights over the data sets on which **every** arm" in reading
+    assert "fewer than 6 clusters" in reading and "McNemar" in reading
+    for words in ("starts with the KV in memory", "up to 15 rows more", "upper bound", "`infoflow-kv bench`"):
+        assert words in limits
+    assert "upper bound" in section(markdown, "Budgets")
+    run = {**RUN, "options": {"continuation": 4}}
+    assert "mean over up to 4 places" in render_markdown([row("q1", "full")], [run], resamples=FEW)
+
+
+def test_every_environment_is_told() -> None:
+    here = RUN["environment"]
+    run = {**RUN, "environments": [here, {"device": "cpu", "threads": 8}]}
+    told = section(render_markdown([row("q1", "full")], [run], resamples=FEW), "What ran")
+    assert "| threads | `2` |" in told and "| threads | `8` |" in told
+
+
 def test_keys_and_values_are_averaged_over_layers_and_items() -> None:
     deltas = ({"repaired": [0.1, 0.3], "reused": [0.5, 0.5]}, {"repaired": [0.2, 0.6], "reused": []})
     rows = [row(f"q{i}", "epic@0.15", delta_k=delta) for i, delta in enumerate(deltas)]
@@ -272,7 +419,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_reference_can_be_chosen() -> None:
-    rows = [row(f"q{i}", arm) for i in range(3) for arm in ("full", "epic@0.15", "seam@0.15")]
+    rows = [row(f"q{i}", arm) for i in range(6) for arm in ("full", "epic@0.15", "seam@0.15")]
     assert find(rows, resamples=FEW).reference == "epic"
     told = render_markdown(rows, [], reference="seam", resamples=FEW)
     assert "KL cont. − seam" in told and cells(section(told, "Distance"), "epic@0.15")[3] == "0 [0, 0]"

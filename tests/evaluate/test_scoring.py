@@ -7,9 +7,20 @@ import pytest
 
 from evaluate.lab_rows import made_run, row
 from infoflow_kv.errors import OptionError
-from infoflow_kv.evaluate.scoring import MEASURES, Score, compare, gates, interval_of, measure, recovered, score
+from infoflow_kv.evaluate.measures import MEASURES, measure
+from infoflow_kv.evaluate.scoring import (
+    Score,
+    compare,
+    core_datasets,
+    gates,
+    interval_of,
+    pooled_datasets,
+    recovered,
+    score,
+)
 
-NEEDLE = {"kind": "single", "length": 1000, "depth": 0.5}
+NEEDLE = {"task": "niah", "kind": "one", "length": 1000, "depth": 0.5}
+TRACKING = {"task": "vt", "hops": 3}
 
 
 def by(scores: list[Score], dataset: str, arm: str) -> Score:
@@ -82,8 +93,8 @@ def test_made_items_are_found_or_not() -> None:
         row("n1", "x", prediction="It is 4471903.", answers=["4471903"], meta=NEEDLE),
         row("n2", "x", prediction="It is 44719.", answers=["4471903"], meta=NEEDLE),
         row("n3", "x", prediction="7 only", answers=["7", "12"], meta=NEEDLE),
-        row("v1", "x", prediction="b, a", answers=["A", "B", "C", "D"], meta={"hops": 3}),
-        row("v2", "x", prediction=None, answers=["A"], meta={"hops": 3}),
+        row("v1", "x", prediction="b, a", answers=["A", "B", "C", "D"], meta=TRACKING),
+        row("v2", "x", prediction=None, answers=["A"], meta=TRACKING),
     ]
     found = measure(rows)
     assert [r["hit"] for r in found] == [1.0, 0.0, 0.0, 0.5, None]  # v1: two of four occur
@@ -91,8 +102,23 @@ def test_made_items_are_found_or_not() -> None:
 
 
 def test_a_question_set_that_lists_its_hops_is_no_variable_tracking() -> None:
-    [one] = measure([row("q1", "x", meta={"hops": [{"question": "who?"}], "kind": "bridge"})])
-    assert (one["hit"], one["f1_longbench"]) == (None, 1.0)
+    for meta in (
+        {"hops": [{"question": "who?"}], "kind": "bridge"},
+        {"hops": 2},
+        {"kind": "one", "length": 1, "depth": 0},
+    ):
+        [one] = measure([row("q1", "x", meta=meta)])
+        assert (one["hit"], one["choice"], one["f1_longbench"]) == (None, None, 1.0)
+
+
+def test_choices_are_scored_by_their_letter() -> None:
+    said = {"c1": "The answer is (B).", "c2": "C", "c3": "Because", "c4": None}
+    rows = [row(i, "x", prediction=p, answers=["B"], meta={"task": "choice"}) for i, p in said.items()]
+    found = measure(rows)
+    assert [r["choice"] for r in found] == [1.0, 0.0, 0.0, None]
+    assert all(r["f1_longbench"] is r["exact_match"] is r["f1_paper"] is r["hit"] is None for r in found)
+    rows = [full(f"c{i}", answers=["B"], prediction="B", meta={"task": "choice"}) for i in range(3)]
+    assert [(g.field, g.passed) for g in gates(rows)] == [("nll_delta", True), ("choice", True)]
 
 
 def test_measuring_leaves_the_rows_and_measures_once() -> None:
@@ -129,6 +155,72 @@ def test_sign_flips_holm_and_intervals() -> None:
     assert x.p_holm == 0.25
     assert (z.p, z.p_holm, z.tally) == (1.0, 1.0, (0, 4, 0))
     assert [c.arm for c in compare(rows, "y", "kl_cont", arms=["z"])] == ["z"]
+
+
+@pytest.mark.parametrize(
+    ("field", "right", "wrong", "meta"),
+    [
+        ("top1", {"top1": True}, {"top1": False}, {}),
+        ("identical", {"prefix": 16}, {"prefix": 3}, {}),
+        ("exact_match", {"prediction": "Oberoi Group"}, {"prediction": "Hilton"}, {}),
+        ("choice", {"prediction": "B", "answers": ["B"]}, {"prediction": "C", "answers": ["B"]}, {"task": "choice"}),
+        ("hit", {"prediction": "It is 7", "answers": ["7"]}, {"prediction": "It is 8", "answers": ["7"]}, NEEDLE),
+    ],
+)
+def test_yes_and_no_are_compared_by_mcnemar(field: str, right: Any, wrong: Any, meta: Any) -> None:
+    """3 against 1 of 5 items in one document: McNemar's 2 · (1 + 4) / 2⁴; flips of the document would give 1."""
+    answers = {"answers": right.get("answers", ["Oberoi Group"]), "meta": meta}
+    gate = {"closed_gold_nll": 9.0, "closed_prediction": "no idea"}
+    rows = [row(f"q{i}", "full", **{**gate, **right, **answers}) for i in range(8)]
+    rows += [row(f"q{i}", arm, **{**(right if good else wrong), **answers}, group="d")
+             for i, pair in enumerate([(1, 0), (1, 0), (1, 0), (0, 1), (1, 1)])
+             for arm, good in zip(("x", "y"), pair, strict=True)]  # fmt: skip
+    [found] = compare(rows, "y", field, arms=["x"])
+    assert found.p == pytest.approx(2 * 5 / 2**4)
+    assert (found.tally, found.difference.clusters) == ((3, 1, 1), 1)
+
+
+def test_shares_keep_the_sign_flips() -> None:
+    rows = [full(f"v{i}", answers=["A1", "B1"], prediction="A1 B1", meta=TRACKING) for i in range(4)]
+    rows += [row(f"v{i}", arm, answers=["A1", "B1"], prediction=said, meta=TRACKING)
+             for arm, said in (("x", "A1 B1"), ("y", "A1")) for i in range(4)]  # fmt: skip
+    [found] = compare(rows, "y", "hit", arms=["x"])
+    assert (found.difference.mean, found.p) == (0.5, 0.125)
+
+
+def test_intervals_know_their_clusters() -> None:
+    rows = [row(f"q{i}", arm, kl_cont=i / 9, group=f"doc{i % 4}") for arm in ("x", "y") for i in range(8)]
+    rows += [row(f"r{i}", arm, dataset="b", kl_cont=i / 9) for arm in ("x", "y") for i in range(2)]
+    [one] = compare([r for r in rows if r["dataset"] == "made"], "y", "kl_cont")
+    [both] = compare(rows, "y", "kl_cont")
+    assert (one.difference.clusters, one.difference.is_weak) == (4, True)
+    assert (both.difference.clusters, both.difference.is_weak) == (6, False)
+    interval = interval_of(rows, "x", "kl_cont")
+    assert interval is not None and interval.clusters == 6
+
+
+def test_arms_are_pooled_over_the_same_data_sets() -> None:
+    rows = [row("a1", arm, dataset="a", kl_cont=0.25) for arm in ("x", "y", "z")]
+    rows += [row("b1", arm, dataset="b", kl_cont=0.75) for arm in ("x", "y")]
+    scores = score(rows)
+    assert [by(scores, "pooled", arm).summaries["kl_cont"].mean for arm in "xyz"] == [0.25] * 3
+    assert core_datasets(scores) == ["a"]
+    both = score([r for r in rows if r["arm"] != "z"])
+    assert by(both, "pooled", "x").summaries["kl_cont"].mean == 0.5
+    none = score([r for r in rows if (r["dataset"], r["arm"]) != ("a", "x")])
+    assert core_datasets(none) == [] and all(s.dataset != "pooled" for s in none)
+
+
+def test_answers_are_pooled_where_all_arms_that_answer_do() -> None:
+    """y wrote answers on b only: on a it has none, and x's there must not stand beside y's of b."""
+    rows = [full(f"{d}{i}", dataset=d) for d in "ab" for i in range(3)]
+    rows += [row(f"{d}{i}", arm, dataset=d, prediction=None if (d, arm) == ("a", "y") else d)
+             for d in "ab" for arm in "xy" for i in range(3)]  # fmt: skip
+    scores = score(rows)
+    assert pooled_datasets(scores, "kl_cont") == ["a", "b"]
+    assert pooled_datasets(scores, "f1_longbench") == ["b"]
+    assert by(scores, "pooled", "x").summaries["f1_longbench"].n == 3
+    assert by(scores, "pooled", "x").summaries["kl_cont"].n == 6
 
 
 def test_items_of_one_document_flip_together() -> None:

@@ -70,6 +70,14 @@ def test_the_same_seed_gives_the_same_items_and_names_change_with_every_item(for
     assert len({i.passages for i in items}) == 20
 
 
+def test_data_sets_of_two_names_share_no_id():
+    (usual,), (other,) = make(), make(dataset="vt_far")
+    assert (usual.dataset, other.dataset, usual.meta["task"]) == ("variable_tracking", "vt_far", "vt")
+    assert usual.id != other.id and usual.passages == other.passages
+    with pytest.raises(OptionError, match="name is blank"):
+        make(dataset="")
+
+
 def test_two_statements_shuffled_are_turned_round():
     (item,) = make([1], ["shuffled"])
     assert item.supporting == (3, 1)

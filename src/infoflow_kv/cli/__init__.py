@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from infoflow_kv.cli.output import (
     Interrupted,
@@ -52,6 +52,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             if message:
                 note(message)
             return code
+
+
+def program() -> NoReturn:
+    """Never: the process `infoflow-kv` ends with `main`'s exit code."""
+    code = main()
+    if code == INTERRUPTED:
+        # Native threads may still be at work, and an interpreter that ends under them aborts ("terminate called without
+        # an active exception"). Results are flushed and files closed by now; locks go with the process.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(args: list[str]) -> int:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from infoflow_kv.errors import InputError, unknown_name
+from infoflow_kv.evaluate.measures import DECIDED_BY, MEASURES, measure
 from infoflow_kv.evaluate.results import Row
 from infoflow_kv.evaluate.scoring import (
-    DECIDED_BY,
-    MEASURES,
     POOLED,
     Comparison,
     Gate,
@@ -17,7 +16,6 @@ from infoflow_kv.evaluate.scoring import (
     compare,
     core_datasets,
     gates,
-    measure,
     pooled_datasets,
     score,
 )

@@ -183,8 +183,8 @@ def _item(
     longest = max(after - before for before, after in itertools.pairwise(hay.before))
     if longest > room:
         raise OptionError(
-            f"chunk_tokens is {chunk_tokens} and a sentence of the essays has {longest} tokens, which leaves no room for "
-            f"a needle beside it; give at least {longest + chunk_tokens - room}"
+            f"chunk_tokens is {chunk_tokens} and a sentence of the essays has {longest} tokens, which leaves no room "
+            f"for a needle beside it; give at least {longest + chunk_tokens - room}"
         )
     slots = _slots_of(cell, hay, rng)
     texts = _texts(hay, dict(zip(slots, needles, strict=True)))

@@ -17,7 +17,7 @@ from infoflow_kv.evaluate.environment import without_folders
 from infoflow_kv.evaluate.items import Item, Passage, check_items
 from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
 from infoflow_kv.evaluate.readers import fit, lengthen
-from infoflow_kv.evaluate.results import FORMAT, ROWS_NAME, RUN_NAME
+from infoflow_kv.evaluate.results import FORMAT, ROWS_NAME, RUN_NAME, environments_of
 from infoflow_kv.records import Document
 
 if TYPE_CHECKING:
@@ -170,14 +170,6 @@ def run_record(
 # What may change numbers, or times, between two parts of a run. The rest of an environment only says more about it.
 _TOLD = {"code": "code of infoflow-kv", "torch": "torch", "threads": "thread count"}
 _PASSING = ("load_average", "date", "command")
-
-
-def environments_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The environments that wrote a run's rows; of a record from before they were listed, the one it names."""
-    listed = record.get("environments")
-    if listed is None:
-        listed = [record.get("environment")]
-    return [dict(e) for e in listed if isinstance(e, Mapping) and e] if isinstance(listed, list) else []
 
 
 def _place(environment: Mapping[str, Any]) -> dict[str, Any]:

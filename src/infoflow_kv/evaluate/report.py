@@ -7,10 +7,11 @@ from typing import Any
 from infoflow_kv.evaluate import digits, tables
 from infoflow_kv.evaluate.figures.series import Plate, plates
 from infoflow_kv.evaluate.findings import Findings, find
+from infoflow_kv.evaluate.measures import DECIDED_BY, MEASURES
 from infoflow_kv.evaluate.niah import TASK as NEEDLES
 from infoflow_kv.evaluate.page import render_page
 from infoflow_kv.evaluate.results import cluster, environments_of
-from infoflow_kv.evaluate.scoring import DECIDED_BY, FEWEST_CLUSTERS, MEASURES, POOLED
+from infoflow_kv.evaluate.scoring import FEWEST_CLUSTERS, POOLED
 from infoflow_kv.evaluate.variable_tracking import TASK as TRACKING
 
 TITLE = "Results of the laboratory"

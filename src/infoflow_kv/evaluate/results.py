@@ -111,6 +111,14 @@ def read_runs(paths: Iterable[Path | str]) -> list[dict[str, Any]]:
     return runs
 
 
+def environments_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The environments that wrote a run's rows; of a record from before they were listed, the one it names."""
+    listed = record.get("environments")
+    if listed is None:
+        listed = [record.get("environment")]
+    return [dict(e) for e in listed if isinstance(e, Mapping) and e] if isinstance(listed, list) else []
+
+
 class Pairs(NamedTuple):
     """Two arms on the items that both have, in the order of the rows."""
 

@@ -1,16 +1,14 @@
 """Rows → numbers: what each arm reaches on each data set, and its paired difference to a reference arm."""
 
 import statistics as st
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from infoflow_kv.errors import OptionError, unknown_name
-from infoflow_kv.evaluate.formats import CHOICE
-from infoflow_kv.evaluate.metrics import choice_letter, contains_all, exact_match, paper_f1, qa_f1
-from infoflow_kv.evaluate.niah import TASK as NEEDLES
+from infoflow_kv.evaluate.measures import DECIDED_BY, MEASURES, fields_of, measure, task_value
 from infoflow_kv.evaluate.results import Row, cluster, paired
 from infoflow_kv.evaluate.statistics import (
     Interval,
@@ -23,51 +21,11 @@ from infoflow_kv.evaluate.statistics import (
     sign_flip_p,
     wins_ties_losses,
 )
-from infoflow_kv.evaluate.variable_tracking import TASK as TRACKING
 
 POOLED = "pooled"
 FEWEST_CLUSTERS = 6
 """With fewer no sign-flip p can be under .05, and a percentile interval holds the truth less often than it says."""
-DECIDED_BY = {"exact_match": "f1_longbench"}
-"""Task measures whose gate is that of another one."""
 _BINARY = ("top1", "identical", "exact_match", "choice", "hit")
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """What is measured of a row. `better` says which way is good; None: neither, it says what was done."""
-
-    name: str
-    title: str
-    better: Literal["lower", "higher"] | None
-    kind: Literal["fidelity", "task", "cost"]
-    percent: bool = False
-
-
-MEASURES: dict[str, Measure] = {
-    m.name: m
-    for m in (
-        Measure("kl_cont", "KL, continuation", "lower", "fidelity"),
-        Measure("kl_first", "KL, first token", "lower", "fidelity"),
-        Measure("js_cont", "JS, continuation", "lower", "fidelity"),
-        Measure("js_first", "JS, first token", "lower", "fidelity"),
-        Measure("top1", "same first token", "higher", "fidelity", percent=True),
-        Measure("prefix_share", "common greedy prefix", "higher", "fidelity", percent=True),
-        Measure("identical", "identical continuation", "higher", "fidelity", percent=True),
-        Measure("nll_delta", "ΔNLL of the gold answer", "lower", "task"),
-        Measure("f1_longbench", "F1, LongBench", "higher", "task", percent=True),
-        Measure("exact_match", "exact match", "higher", "task", percent=True),
-        Measure("f1_paper", "F1, paper", "higher", "task", percent=True),
-        Measure("choice", "right letter", "higher", "task", percent=True),
-        Measure("hit", "found", "higher", "task", percent=True),
-        Measure("selection_lift", "lift of gold passages", "higher", "fidelity"),
-        Measure("recomputed_share", "recomputed, of reusable", None, "cost", percent=True),
-        Measure("recomputed_share_all", "recomputed, of all", None, "cost", percent=True),
-        Measure("computed_share", "rows computed, mean of layers", None, "cost", percent=True),
-        Measure("ttft_seconds", "TTFT, s", "lower", "cost"),
-        Measure("ttft_ratio", "TTFT ÷ full prefill's", "lower", "cost"),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +97,6 @@ class Gate:
     clusters: int = 0
 
 
-def measure(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """The rows with every measure of MEASURES as a field, None where it was not measured.
-
-    Rows that were measured before are kept. `hit` is there for needles (1 if every answer occurs) and variable tracking
-    (the share of answers that occur), `choice` where the answer is a letter, F1 and exact match for all other items.
-    """
-    rows = list(rows)
-    full_seconds = {row["_id"]: row["ttft_seconds"] for row in rows if row["arm"] == "full"}
-    # A report compares many times: its rows are measured once.
-    return [
-        dict(row) if "ttft_ratio" in row else {**row, **_measured(row, full_seconds.get(row["_id"]))} for row in rows
-    ]
-
-
 def score(rows: Sequence[Mapping[str, Any]], *, gated: Sequence[Gate] | None = None) -> list[Score]:
     """One record a data set and arm in the order of the rows, then one pooled record an arm.
 
@@ -209,9 +153,9 @@ def compare(
 
     Items that share a document are resampled together, data sets by themselves. p-values are sign-flip ones, or
     McNemar's exact ones where a measure says yes or no of each item (top1, identical, exact match, choice, needles),
-    which knows items only; they are adjusted by Holm over the arms compared here. For a task measure, data sets that fail its gate are left out (`gated`: the
-    result of `gates` on these rows, where it is known already). Arms that share no item with the reference are left
-    out. OptionError for an unknown arm or measure.
+    which knows items only; they are adjusted by Holm over the arms compared here. For a task measure, data sets that
+    fail its gate are left out (`gated`: the result of `gates` on these rows, where it is known already). Arms that
+    share no item with the reference are left out. OptionError for an unknown arm or measure.
     """
     if field not in MEASURES:
         raise unknown_name("measure", field, MEASURES)
@@ -267,13 +211,13 @@ def gates(rows: Sequence[Mapping[str, Any]], *, resamples: int = 10_000, seed: i
     """Per data set and task measure, whether full prefill beats the model without any context.
 
     The gold answer's NLL decides on ΔNLL, F1 by LongBench on itself and on exact match, the paper's F1 on itself, found
-    answers on `hit`, letters on `choice`. `passed` is None where the arm `full` or its closed-book run is missing: such a set does not count
-    either, for nobody knows.
+    answers on `hit`, letters on `choice`. `passed` is None where the arm `full` or its closed-book run is missing: such
+    a set does not count either, for nobody knows.
     """
     found: list[Gate] = []
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         full = [row for row in rows if row["dataset"] == dataset and row["arm"] == "full"]
-        tasks = {field for row in rows if row["dataset"] == dataset for field in _fields_of(row)}
+        tasks = {field for row in rows if row["dataset"] == dataset for field in fields_of(row)}
         for field in (f for f in MEASURES if f == "nll_delta" or (f in tasks and f not in DECIDED_BY)):
             pairs = [(row, *pair) for row in full if (pair := _open_and_closed(row, field)) is not None]
             if not pairs:
@@ -338,66 +282,13 @@ def _counted(rows: Sequence[Mapping[str, Any]], field: str, gated: Sequence[Gate
     return [row for row in measured if row["dataset"] not in closed]
 
 
-def _measured(row: Mapping[str, Any], full_seconds: float | None) -> dict[str, float | None]:
-    prediction, answers = row["prediction"], row["answers"]
-    return {
-        "top1": float(row["top1"]),
-        # A continuation of no tokens (full prefill stops at once) is shared in full.
-        "prefix_share": row["prefix"] / row["prefix_of"] if row["prefix_of"] else 1.0,
-        "identical": float(row["prefix"] == row["prefix_of"]),
-        "nll_delta": row["gold_nll"] - row["full_gold_nll"],
-        "ttft_ratio": row["ttft_seconds"] / full_seconds if full_seconds else None,
-        **{field: _task_value(row, field, prediction, answers) for field in _TASKS},
-    }
-
-
-def _task_value(row: Mapping[str, Any], field: str, prediction: str | None, answers: Sequence[str]) -> float | None:
-    if prediction is None or field not in _fields_of(row):
-        return None
-    if field == "hit":
-        share = contains_all(prediction, answers)
-        return share if is_tracking(row) else float(share == 1)
-    return float(_TASKS[field](prediction, answers))
-
-
-def _is_right_letter(prediction: str, answers: Sequence[str]) -> bool:
-    return choice_letter(prediction) in answers
-
-
-_TASKS: dict[str, Callable[[str, Sequence[str]], float]] = {
-    "f1_longbench": qa_f1,
-    "exact_match": exact_match,
-    "f1_paper": paper_f1,
-    "choice": _is_right_letter,
-    "hit": contains_all,
-}
-
-
-def _fields_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """The task measures that a row can have. Of a made task only the value counts, of a choice only the letter: F1
-    would measure how the answer is worded."""
-    if is_needle(row) or is_tracking(row):
-        return ("hit",)
-    return ("choice",) if row["meta"].get("task") == CHOICE else ("f1_longbench", "exact_match", "f1_paper")
-
-
-def is_needle(row: Mapping[str, Any]) -> bool:
-    """True for a made needle item."""
-    return bool(row["meta"].get("task") == NEEDLES)
-
-
-def is_tracking(row: Mapping[str, Any]) -> bool:
-    """True for a made variable-tracking item."""
-    return bool(row["meta"].get("task") == TRACKING)
-
-
 def _open_and_closed(row: Mapping[str, Any], field: str) -> tuple[float, float] | None:
     """The measure of full prefill and of the closed book on one item, if both are there."""
     if field == "nll_delta":
         closed = row.get("closed_gold_nll")
         return None if closed is None else (float(row["gold_nll"]), float(closed))
-    ours = _task_value(row, field, row["prediction"], row["answers"])
-    theirs = _task_value(row, field, row.get("closed_prediction"), row["answers"])
+    ours = task_value(row, field, row["prediction"], row["answers"])
+    theirs = task_value(row, field, row.get("closed_prediction"), row["answers"])
     return None if ours is None or theirs is None else (ours, theirs)
 
 

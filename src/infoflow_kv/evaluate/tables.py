@@ -7,17 +7,9 @@ from typing import Any
 
 from infoflow_kv.evaluate import digits
 from infoflow_kv.evaluate.findings import Findings, variant
+from infoflow_kv.evaluate.measures import DECIDED_BY, MEASURES
 from infoflow_kv.evaluate.results import cluster
-from infoflow_kv.evaluate.scoring import (
-    DECIDED_BY,
-    FEWEST_CLUSTERS,
-    MEASURES,
-    POOLED,
-    Comparison,
-    Estimate,
-    Score,
-    recovered,
-)
+from infoflow_kv.evaluate.scoring import FEWEST_CLUSTERS, POOLED, Comparison, Estimate, Score, recovered
 
 MARK = "†"  # the interval of the difference excludes 0, and is of enough clusters
 
@@ -93,7 +85,7 @@ def answers(findings: Findings, field: str) -> str:
 
 
 def found_by(findings: Findings, dataset: str, task: str, fact: str) -> str:
-    """Share of found answers of a made task on a data set, a column a value of this fact of its items (kind, hops …)."""
+    """Share of found answers of a made task on a data set, a column a value of this fact of its items (kind, …)."""
     rows = [
         row
         for row in findings.rows

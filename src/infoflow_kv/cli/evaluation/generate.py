@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 Out = Annotated[str, typer.Option(metavar="FILE", help="The file to write: NAME.chunks.jsonl.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", metavar="", help="Write over a file that is there.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="For every random choice: another seed, other questions.")]
-ChunkTokens = Annotated[int, typer.Option(metavar="N", help="Tokens of a passage.")]
+ChunkTokens = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="Most tokens of a passage. Predict with chunks of at least as many: a passage is one chunk."
+    ),
+]
 Essays = Annotated[
     str, typer.Option(metavar="FOLDER", help="Folder of .txt files to make haystacks of.", show_default=False)
 ]
@@ -52,6 +57,12 @@ WordModel = Annotated[
 ]
 
 
+Dataset = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Name of the data set: sets of different names have tables of their own."),
+]
+
+
 def needles(
     essays: Essays,
     out: Out,
@@ -62,6 +73,7 @@ def needles(
     places: Places = "any",
     chunk_tokens: ChunkTokens = options.CHUNK_TOKENS,
     model: TokenModel = options.MODEL,
+    dataset: Dataset = "niah",
     seed: Seed = 0,
     force: Force = False,
     as_json: options.Json = False,
@@ -92,6 +104,7 @@ def needles(
         count_tokens=token_counter(model),
         places=cast(Any, [None if place == "any" else place for place in split_list(places)]),
         seed=seed,
+        dataset=dataset,
     )
     return written(items, out, force, as_json)
 
@@ -105,6 +118,7 @@ def tracking(
     form: Form = "all",
     chunk_tokens: ChunkTokens = 128,
     model: WordModel = None,
+    dataset: Dataset = "variable_tracking",
     seed: Seed = 0,
     force: Force = False,
     as_json: options.Json = False,
@@ -131,6 +145,7 @@ def tracking(
         seed=seed,
         form=cast(Any, form),
         count_tokens=count_words if model is None else token_counter(model),
+        dataset=dataset,
     )
     return written(items, out, force, as_json)
 

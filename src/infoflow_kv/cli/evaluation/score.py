@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from infoflow_kv.evaluate.scoring import Comparison, Score
 
 # The measures whose differences are told: distances on every data set, answers where the model can do the task.
-COMPARED = ("kl_cont", "js_cont", "nll_delta", "f1_longbench", "hit")
+COMPARED = ("kl_cont", "js_cont", "nll_delta", "f1_longbench", "choice", "hit")
 
 Runs = Annotated[
     list[str],
@@ -31,8 +31,9 @@ def score(runs: Runs, reference: Reference = None, as_json: options.Json = False
 
     KL in nats and JS in bits over full prefill's own continuation; F1 and exact match by LongBench's rules, in per
     cent. Differences are arm − reference at the same budget on the same items, data sets weighted equally, with a 95 %
-    bootstrap interval over documents; p by sign flips, adjusted by Holm over the arms of a budget. Answers count only
-    on data sets where full prefill beats the model without any context.
+    bootstrap interval over documents; p by sign flips (McNemar's exact test where an item is right or wrong), adjusted
+    by Holm over the arms of a budget. Answers count only on data sets where full prefill beats the model without any
+    context. Pooled numbers are over the data sets on which every arm ran.
 
     Examples:
 
@@ -59,6 +60,8 @@ def score(runs: Runs, reference: Reference = None, as_json: options.Json = False
         emit(f"{scope}:")
         table(findings.of(scope))
         emit("")
+    if len(findings.datasets) > 1 and set(findings.core) != set(findings.datasets):
+        emit(f"pooled: {', '.join(findings.core) or 'nothing'} (the data sets on which every arm ran)")
     tell_differences(findings, differences)
     for g in findings.gated:
         if not g.passed:
@@ -71,8 +74,8 @@ def table(scores: "list[Score]") -> None:
     """Nothing; one row an arm, as results."""
     from infoflow_kv.evaluate.digits import NOTHING, percent, plain
 
-    fields = [f for f in ("f1_longbench", "exact_match", "hit") if any(f in s.summaries for s in scores)]
-    titles = {"f1_longbench": "F1 %", "exact_match": "EM %", "hit": "found %"}
+    titles = {"f1_longbench": "F1 %", "exact_match": "EM %", "choice": "right %", "hit": "found %"}
+    fields = [f for f in titles if any(f in s.summaries for s in scores)]
 
     def mean(s: "Score", field: str) -> float | None:
         return s.summaries[field].mean if field in s.summaries else None
@@ -110,8 +113,9 @@ def compared(findings: "Findings", field: str) -> "list[Comparison]":
 
 def tell_differences(findings: "Findings", differences: "dict[str, list[Comparison]]") -> None:
     """Nothing; one row an arm and measure, as results."""
-    from infoflow_kv.evaluate.digits import interval, probability
-    from infoflow_kv.evaluate.scoring import MEASURES
+    from infoflow_kv.evaluate.digits import probability
+    from infoflow_kv.evaluate.measures import MEASURES
+    from infoflow_kv.evaluate.tables import interval
 
     rows = []
     for field, found in differences.items():
@@ -124,7 +128,8 @@ def tell_differences(findings: "Findings", differences: "dict[str, list[Comparis
     if not rows:
         emit(f"no arm shares a budget and items with {findings.reference}: nothing to compare")
         return
-    emit("differences to the reference, paired by item:")
+    where = "" if findings.core or len(findings.datasets) == 1 else f" on {findings.scopes[0]}"
+    emit(f"differences to the reference, paired by item{where}:")
     columns = ("measure", "arm", "reference", "n", "difference [95 %]", "p (Holm)", "better/equal/worse")
     emit_table(columns, rows, right=(3, 4, 5, 6))
     emit("")

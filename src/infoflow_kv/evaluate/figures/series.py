@@ -15,18 +15,10 @@ from infoflow_kv.evaluate.figures.needle import draw_needle, shown_field
 from infoflow_kv.evaluate.figures.pareto import draw_pareto
 from infoflow_kv.evaluate.figures.selection import draw_selection
 from infoflow_kv.evaluate.findings import Findings, is_ablation, variant
+from infoflow_kv.evaluate.measures import is_needle, is_tracking
 from infoflow_kv.evaluate.niah import TASK as NEEDLES
 from infoflow_kv.evaluate.results import cluster
-from infoflow_kv.evaluate.scoring import (
-    FEWEST_CLUSTERS,
-    POOLED,
-    Estimate,
-    Score,
-    estimate,
-    interval_of,
-    is_needle,
-    is_tracking,
-)
+from infoflow_kv.evaluate.scoring import FEWEST_CLUSTERS, POOLED, Estimate, Score, estimate, interval_of
 from infoflow_kv.evaluate.statistics import paired_bootstrap
 from infoflow_kv.evaluate.tables import code
 from infoflow_kv.evaluate.variable_tracking import TASK as TRACKING
@@ -112,7 +104,7 @@ def _budgets(findings: Findings, field: str) -> list[dict[str, Any]]:
                 "method": s.method,
                 "share": share,
                 "value": value,
-                **_bounds(interval, interval.clusters if interval else 0),
+                **_bounds(interval),
             }
         )
     return points
@@ -152,7 +144,7 @@ def _layer_point(findings: Findings, s: Score) -> dict[str, Any]:
     parts = named.split(",")
     point: dict[str, Any] = {
         "kl_cont": s.summaries["kl_cont"].mean,
-        **_bounds(interval, interval.clusters if interval else 0),
+        **_bounds(interval),
     }
     if all(part.strip().isdigit() for part in parts):
         members = [int(part) for part in parts]
