@@ -87,7 +87,7 @@ def lab() -> str:
     return (
         "\n".join(lines)
         + f"\n\nSmolLM2-135M in float32, {items}; KL in nats and JS in bits against plain Transformers' full "
-        "prefill, mean over 16 places; ratios with 95 % bootstrap intervals. *Rows computed*: mean over layers "
+        "prefill, mean over up to 16 places; ratios with 95 % bootstrap intervals. *Rows computed*: mean over layers "
         "(CacheBlend runs every row through two layers). `oracle` needs the full prefill and is a bound. A small model: see "
         "[what it can show](docs/results.md#what-this-can-show)."
     )

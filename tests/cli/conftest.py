@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)  # models this small only lose by more
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and their children inherit that: Ctrl-C would do nothing."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,7 @@ def test_a_dry_run_leaves_no_profile(cli, tiny_model, data):
         (("--budget", 1), "nothing to choose"),
         (("--budget", "nan"), "nothing to choose"),
         (("--model", "nowhere"), "unknown model"),
-        (("--out", __file__), "is a file"),
+        (("--out", __file__), "cannot be written"),
     ],
 )
 def test_bad_options(cli, tiny_model, data, options, message):
