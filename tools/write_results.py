@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from infoflow_kv.evaluate.figures import draw_layers
+from infoflow_kv.evaluate.figures import draw_calibration
 from infoflow_kv.evaluate.figures.series import plates
 from infoflow_kv.evaluate.findings import find
 from infoflow_kv.evaluate.report import render_markdown
@@ -115,11 +115,7 @@ def page() -> str:
 def draw() -> None:
     for plate in plates(find(read_rows(runs()), read_runs(runs()), resamples=RESAMPLES)):
         plate.draw(FIGURES)
-    found = calibration()
-    curve = [{k: v for k, v in c.items() if k != "layers"} for c in found["curve"]]
-    shown = ("all", "relative", "best 8")
-    sets = [{**s, "layers": s["set"]} for s in found["sets"] if s["method"] == "infoflow" and s["set"] in shown]
-    draw_layers([*curve, *sets], FIGURES)
+    draw_calibration(calibration(), FIGURES)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`infoflow-kv calibrate`: which layers score best on a model → its profile."""
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,17 +126,12 @@ def writable(folder: Path, what: str) -> None:
         raise OptionError(f"{what} '{folder}' cannot be written: {error.strerror or error}") from error
 
 
-def draw(measurements: Any, folder: Path) -> list[str]:
+def draw(measurements: Mapping[str, Any], folder: Path) -> list[str]:
     """The layer figure's files; a note and none where matplotlib is not there."""
-    from infoflow_kv.evaluate.figures import draw_layers
+    from infoflow_kv.evaluate.figures import draw_calibration
 
-    sets = [{**s, "layers": s["set"]} for s in measurements["sets"] if s["method"] == "infoflow" and s["set"] in _SHOWN]
-    curve = [{key: value for key, value in c.items() if key != "layers"} for c in measurements["curve"]]
     try:
-        return [str(path) for path in draw_layers([*curve, *sets], folder)]
+        return [str(path) for path in draw_calibration(measurements, folder)]
     except OptionError as error:
         note(f"no figure: {error}")
         return []
-
-
-_SHOWN = ("all", "relative", "best 8")

@@ -6,6 +6,8 @@ from typing import Any
 
 from infoflow_kv.evaluate.figures import style
 
+SETS_SHOWN = ("all", "relative", "best 8")
+
 
 def draw_layers(
     data: Sequence[Mapping[str, Any]], folder: Path | str, name: str = "layers", method: str = "infoflow"
@@ -57,6 +59,15 @@ def draw_layers(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.label_ends(axes, ends)
         return style.save(figure, folder, name)
+
+
+def draw_calibration(measurements: Mapping[str, Any], folder: Path | str) -> list[Path]:
+    """The layer figure of a profile's `measurements`: every single layer, and the sets that people ask about."""
+    curve = [{key: value for key, value in point.items() if key != "layers"} for point in measurements["curve"]]
+    sets = [
+        {**s, "layers": s["set"]} for s in measurements["sets"] if s["method"] == "infoflow" and s["set"] in SETS_SHOWN
+    ]
+    return draw_layers([*curve, *sets], folder)
 
 
 def _members(layers: Any) -> list[int]:
