@@ -49,12 +49,12 @@ class Choice:
 def order_chunks(request: Request) -> tuple[int, ...]:
     """The order of the chunks by local scores (stage 1 of reorder): all chunks compete, under HL-TP positions."""
     recipe = replace(request.recipe, geometry="HL-TP")
+    local = replace(request, recipe=recipe)
     head_tokens = request.parts.head.num_tokens if request.parts.head is not None else 0
-    scored = scoring_context(replace(request, recipe=recipe), exact_tokens=head_tokens)
-    scores = score(replace(request, recipe=recipe), *scored)
-    selection = take(scores, recipe.budget, scored[0], recipe.allocation, fixed_count(recipe, scored[0]))
-    spans = scored[0].spans[1:] if head_tokens else scored[0].spans
-    return chunk_order(selection, spans)
+    context, tables = scoring_context(local, exact_tokens=head_tokens)
+    scores = score(local, context, tables)
+    selection = take(scores, recipe.budget, context, recipe.allocation, fixed_count(recipe, context))
+    return chunk_order(selection, context.spans[1:] if head_tokens else context.spans)
 
 
 def choose(request: Request, context: Context, tables: RotaryTables) -> Choice:

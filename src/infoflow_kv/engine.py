@@ -129,8 +129,7 @@ class Engine:
         chunks = [c for d in given for c in self.split(d)]
         cached = prefilled = 0
         measure = "sensitivity" in self.recipe.method.needs
-        for done, chunk in enumerate(chunks, start=1):
-            new = self._supply.add(chunk, measure)
+        for done, new in enumerate(self._supply.add(chunks, measure), start=1):
             cached += not new
             prefilled += new
             if on_progress is not None:

@@ -200,7 +200,7 @@ def _chunks(run: Run) -> list[dict[str, Any]]:
         raise ComputeError(f"the scores of {run.method.name} are not finite")
     values = None if scores is None else scores.double().cpu()
     reports = chunk_reports(run)
-    spans = context.spans[1:] if run.prompt.head_ids else context.spans
+    spans = run.chunk_spans
     placed = dict(zip(run.order, spans, strict=True))
     chunks = []
     for index, report in enumerate(reports):

@@ -6,7 +6,7 @@ import torch
 
 from infoflow_kv.errors import ComputeError
 from infoflow_kv.models import AttentionInput, LanguageModel, forward_rows
-from infoflow_kv.records import ChunkIdentity, ChunkKV
+from infoflow_kv.records import ChunkIdentity, ChunkKV, ModelIdentity
 from infoflow_kv.shapes import Float, Tensor
 
 # What stands before a chunk while its movement is measured. The same text for every chunk, so that the record depends
@@ -21,11 +21,18 @@ NEIGHBOUR = (
 
 
 def identify(
-    model: LanguageModel, token_ids: tuple[int, ...], head_ids: tuple[int, ...] = (), namespace: str = "public"
+    model: LanguageModel,
+    token_ids: tuple[int, ...],
+    head_ids: tuple[int, ...] = (),
+    namespace: str = "public",
+    known: ModelIdentity | None = None,
 ) -> ChunkIdentity:
-    """The identity that a chunk's KV would have, without computing it."""
+    """The identity that a chunk's KV would have, without computing it.
+
+    `known`: the model's own identity, which looks at every parameter: for many chunks, ask it once.
+    """
     return ChunkIdentity(
-        model=model.identity,
+        model=known or model.identity,
         rope=model.rope_regime(len(head_ids) + len(token_ids)),
         head_ids=head_ids,
         token_ids=token_ids,

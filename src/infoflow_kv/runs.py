@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infoflow_kv.methods import Method
 from infoflow_kv.models import Rotary
 from infoflow_kv.recipes import Recipe
-from infoflow_kv.records import ChunkReport, Context, Prompt, Selection, Timings, Usage
+from infoflow_kv.records import ChunkReport, Context, Prompt, Selection, Span, Timings, Usage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,11 @@ class Run:
     def method(self) -> Method:
         return self.recipe.method
 
+    @property
+    def chunk_spans(self) -> tuple[Span, ...]:
+        """The slots of each chunk in the order of the prompt, the head left out."""
+        return self.context.spans[1:] if self.prompt.head_ids else self.context.spans
+
 
 class Clock:
     """Seconds between marks."""
@@ -54,7 +59,7 @@ class Clock:
 
 def chunk_reports(run: Run) -> tuple[ChunkReport, ...]:
     """Per chunk, in the request's own order: recomputed tokens, share of all chunks' scores, place in the prompt."""
-    spans = run.context.spans[1:] if run.prompt.head_ids else run.context.spans
+    spans = run.chunk_spans
     selected = run.selection.slots.cpu()
     scores = run.selection.scores
     masses = [max(0.0, float(scores[s.start : s.stop].sum())) if scores is not None else 0.0 for s in spans]

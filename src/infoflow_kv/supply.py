@@ -1,7 +1,7 @@
 """Where a request's KV comes from: the store, else a prefill that is stored on the way."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -96,26 +96,29 @@ class Supply:
         self.put(found)
         return found, found.num_tokens
 
-    def add(self, chunk: Chunk, measure: bool) -> int:
-        """How many tokens were prefilled for the store to hold the chunk (and, if `measure`, its movement)."""
+    def add(self, chunks: Sequence[Chunk], measure: bool) -> Iterator[int]:
+        """After each chunk, how many tokens were prefilled for the store to hold it; its movement too, if `measure`."""
         assert self.store is not None
-        identity, prefilled = self.identify(chunk), 0
-        moved = identify_movement(self.model, identity, self.neighbour_ids)
-        has_chunk = self.store.contains(identity)  # verified when it is read
-        if has_chunk and not (measure and not self.store.contains(moved)):
-            return 0
-        kv = self.store.get(identity) if has_chunk else None
-        if kv is None:
-            kv = prefill(self.model, identity, self._behind(self.head()[0]))
-            self.store.put(kv)
-            prefilled = chunk.num_tokens
-        if measure and not self.store.contains(moved):
-            self.store.put(measure_movement(self.model, kv, self._before_movement()))
-        return prefilled
+        head: ChunkKV | None = None
+        for chunk, identity in zip(chunks, self._identities(chunks), strict=True):
+            prefilled = 0
+            stored = self.store.contains(identity)  # verified when it is read
+            moved = identify_movement(self.model, identity, self.neighbour_ids) if measure else None
+            unmeasured = moved is not None and not self.store.contains(moved)
+            if not stored or unmeasured:
+                kv = self.store.get(identity) if stored else None
+                if kv is None:
+                    head = head or self.head()[0]
+                    kv = prefill(self.model, identity, self._behind(head))
+                    self.store.put(kv)
+                    prefilled = chunk.num_tokens
+                if unmeasured:
+                    self.store.put(measure_movement(self.model, kv, self._before_movement()))
+            yield prefilled
 
     def parts(self, prompt: Prompt) -> Parts:
         """The KV of the head and of every chunk in order. A chunk that stands there twice is prefilled once."""
-        identities = self._identities(prompt)
+        identities = self._identities(prompt.chunks)
         wanted = list(dict.fromkeys(identities))
         found = self._load(wanted)
         stored = set(found)
@@ -173,19 +176,9 @@ class Supply:
             exact += part.num_tokens
         return exact
 
-    def _identities(self, prompt: Prompt) -> list[ChunkIdentity]:
-        # The model's own identity looks at every parameter: once per request is enough.
-        model = self.model.identity
-        return [
-            ChunkIdentity(
-                model=model,
-                rope=self.model.rope_regime(len(self._before_chunk) + chunk.num_tokens),
-                head_ids=self._before_chunk,
-                token_ids=chunk.token_ids,
-                namespace=self.namespace,
-            )
-            for chunk in prompt.chunks
-        ]
+    def _identities(self, chunks: Sequence[Chunk]) -> list[ChunkIdentity]:
+        known = self.model.identity
+        return [identify(self.model, c.token_ids, self._before_chunk, self.namespace, known) for c in chunks]
 
     def _load(self, wanted: Sequence[ChunkIdentity]) -> dict[ChunkIdentity, ChunkKV]:
         if self.store is None:

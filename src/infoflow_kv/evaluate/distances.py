@@ -51,7 +51,7 @@ def selection_lift(run: "Run", supporting: Sequence[int]) -> float | None:
 
     `supporting`: chunk indices in the request's order. None where nothing is selected or supports.
     """
-    spans = run.context.spans[1:] if run.prompt.head_ids else run.context.spans
+    spans = run.chunk_spans
     place_of = {index: place for place, index in enumerate(run.order)}
     inside = torch.zeros(run.context.num_tokens, dtype=torch.bool)
     for index in supporting:

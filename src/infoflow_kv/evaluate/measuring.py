@@ -279,24 +279,18 @@ class Bench:
         same = agreement(run.logits, forced)
         ids = list(forced[:same])
         if not (ids and ids[-1] in self.model.stop_ids) and len(ids) < limit:
-            # The logits after the last shared token are there unless all forced tokens were shared.
-            if same < len(forced):
-                start, first = same, run.logits[same]
-            else:
-                start, first = same - 1, None
-            if first is None:
-                ids.pop()
-                first = run.logits[start]
+            # The last forced token was never fed: where all were shared, it is chosen once more.
+            start = min(same, len(forced) - 1)
             tokens = decode(
                 self.model,
                 run.context,
                 run.rotary,
                 run.prompt.num_tokens + start,
-                first,
+                run.logits[start],
                 sampler(Sampling()),
-                limit - len(ids),
+                limit - start,
             )
-            ids += list(tokens)
+            ids[start:] = tokens
         return self._text(ids), "eos" if ids[-1] in self.model.stop_ids else "length"
 
     def _text(self, token_ids: Sequence[int]) -> str:
