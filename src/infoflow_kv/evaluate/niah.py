@@ -147,7 +147,8 @@ def _cells(
     kinds: Sequence[Kind],
     places: Sequence[Place | None],
 ) -> Iterator[_Cell]:
-    for length, number, kind in itertools.product(lengths, range(seeds), kinds):
+    # Seeds outermost: a run cut short, or limited, has whole grids of lengths and depths.
+    for number, length, kind in itertools.product(range(seeds), lengths, kinds):
         for place, depth in itertools.product((None,) if kind == "split" else places, depths):
             yield _Cell(int(length), number, kind, place, float(depth))
 
