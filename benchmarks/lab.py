@@ -1,6 +1,6 @@
-"""The laboratory's runs behind docs/results.md: which sets, which arms, how many items. Resumable; hours on two cores.
+"""The laboratory's runs behind docs/results*.md: which sets, which arms, how many items. Resumable; hours on two cores.
 
-Each set is one run folder under benchmarks/results/lab; `tools/write_results.py` makes the page from them. The first
+Each set is one run folder under benchmarks/results/lab; `tools/write_results.py` makes the pages from them. The first
 items of a file are measured here; layer sets were calibrated, and selectors tried out, on items from its end.
 """
 
@@ -23,6 +23,11 @@ CORE = (
 )
 WRITING = "epic@0.15,cacheblend@0.15,infoflow@0.15,influence@0.15,infoflow[reorder]@0.15"
 FEW = "full,none,epic@.15,cacheblend@.15,infoflow@.15,influence@.15"
+ABLATIONS = (
+    "full,none,infoflow@.15,influence@.15,infoflow[repair_layers=0-14]@.15,infoflow[repair_layers=15-29]@.15,"
+    "influence[repair_layers=0-14]@.15,infoflow[chunk_floor=0.3]@.15,infoflow[chunk_cap=0.3]@.15,"
+    "influence[chunk_cap=0.3]@.15,infoflow-vatp@.15,infoflow-entropy@.15,seam,infoflow@auto:0.8,influence@auto:0.8"
+)
 NEEDLES = "full,none,epic@.15,cacheblend@.15,infoflow@.15"
 # Smaller than the chunks of a run, so that every passage is one.
 ESSAYS = ("niah", "--essays", "needle/essays", "--chunk-tokens", "448", "--seeds", "2")
@@ -42,12 +47,15 @@ class Set:
     methods: str
     generate: str
     make: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 SETS = (
     Set("2wikimqa", "2wikimqa/2wikimqa.chunks.jsonl", 55, CORE, WRITING),
     Set("hotpotqa", "hotpotqa/hotpotqa.chunks.jsonl", 55, CORE, WRITING),
     Set("musique", "musique/musique.chunks.jsonl", 55, CORE, WRITING),
+    Set("ablations", "2wikimqa/2wikimqa.chunks.jsonl", 30, ABLATIONS, "none", options=("--kv-error",)),
+    Set("no_head", "2wikimqa/2wikimqa.chunks.jsonl", 30, FEW, "none", options=("--head-policy", "none")),
     Set("fairytaleqa", "fairytaleqa/fairytaleqa.chunks.jsonl", 40, FEW, "all"),
     Set("nq_multidoc", "nq_multidoc/nq_multidoc.chunks.jsonl", 40, FEW, "all"),
     Set("product_docs", "product_docs/product_docs.chunks.jsonl", 43, FEW, "all"),
@@ -56,7 +64,7 @@ SETS = (
     Set(
         "niah",
         "niah.chunks.jsonl",
-        110,
+        55,
         NEEDLES,
         "all",
         (*ESSAYS, "--lengths", "1000,2000,4000,6000,7500", "--depths", DEPTHS),
@@ -97,7 +105,7 @@ def main() -> None:
         file = made(s, Path(args.data)) if s.make else Path(args.data) / s.file
         command = ["eval", "predict", "--data", str(file)]
         command += [] if s.limit is None else ["--limit", str(s.limit)]
-        command += ["--methods", s.methods, "--generate", s.generate, "--out", str(RESULTS / s.name)]
+        command += ["--methods", s.methods, "--generate", s.generate, *s.options, "--out", str(RESULTS / s.name)]
         print(f"{s.name}: {s.limit or 'all'} items", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "infoflow_kv", *command], check=True)
 

@@ -2,9 +2,10 @@
 
 To fit one picture it leaves out the bars of the times and the text of all chunks but the last. Needs Chromium
 (`apt-get install chromium`) and the extra `dev`. About a minute; the times in the picture are those of the machine that
-it was drawn on.
+it was drawn on. What `make docs` needs for the selection map of docs/results.md goes into benchmarks/results.
 """
 
+import json
 import shutil
 import sys
 import tempfile
@@ -13,11 +14,13 @@ from typing import Any
 
 from infoflow_kv import Engine, MemoryStore, load
 from infoflow_kv.explain import explain
-from infoflow_kv.explaining import render_page
+from infoflow_kv.explaining import render_page, selections
 from infoflow_kv.models.embedded import EMBEDDED
 from infoflow_kv.samples import QUESTIONS, documents
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "explain.png"
+ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs" / "explain.png"
+SELECTIONS = ROOT / "benchmarks" / "results" / "explained.json"
 SHOWN = ("honey.md", "museum.md", "weather.md", "shipwreck.md", "lighthouse.md", "glass.md")
 BUDGET, MAX_NEW_TOKENS = 0.15, 24
 WIDTH, HEIGHT, SCALE = 1180, 1000, 1
@@ -62,6 +65,17 @@ def draw(report: dict[str, Any], picture: Path) -> None:
     few.save(picture, optimize=True)
 
 
+def keep_selections(report: dict[str, Any], file: Path) -> None:
+    """The tokens that each method chose, without their text."""
+    found = selections(report)
+    for method in found["methods"]:
+        for chunk in method["chunks"]:
+            chunk["scores"] = [float(f"{score:.3g}") for score in chunk["scores"]]
+    file.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    draw(made_report(), PICTURE)
-    print(f"{PICTURE.relative_to(PICTURE.parent.parent)}: {PICTURE.stat().st_size:,} bytes")
+    report = made_report()
+    draw(report, PICTURE)
+    keep_selections(report, SELECTIONS)
+    print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size:,} bytes")

@@ -270,9 +270,11 @@ class TestScore:
 
 class TestReport:
     def test_files_are_written_and_named(self, home: Home) -> None:
-        explained = home.folder / "explained.json"
-        chunk = {"title": "A", "tokens": 4, "scores": [], "recomputed": [1, 0, 0, 1]}
-        explained.write_text(json.dumps({"methods": [{"name": "infoflow", "chunks": [chunk]}]}))
+        explained, document = home.folder / "explained.json", home.folder / "boats.txt"
+        document.write_text("Boat 1 carries 4 nets. " * 30)
+        asked = home.cli("explain", "How many nets?", document, "--model", home.model, "--no-store", "--json")
+        assert asked.code == 0, asked.err
+        explained.write_text(asked.out)
         rows = [row(f"i{n}", arm, kl_cont=0.1 * n) for n in range(4) for arm in ("full", "none", "infoflow@0.15")]
         folder, out = write(home.folder / "made", rows, RUN), home.folder / "report"
         result = home.cli("eval", "report", folder, "--out", out, "--explained", explained, "--json")
@@ -564,7 +566,7 @@ BAD: dict[str, tuple[str, Callable[[Home], Result]]] = {
     "unknown report reference": ("unknown reference method", report("--reference", "epc")),
     "explained not there": ("nowhere.json' cannot be read", report("--explained", "nowhere.json")),
     "explained not JSON": ("explained.json' is not JSON", report(explained="{")),
-    "explained of others": ("explains no request; expected", report(explained='{"methods": [{"name": "full"}]}')),
+    "explained of others": ("explains no request: the report has format None", report(explained='{"methods": []}')),
     "explained is a list": ("explains no request", report(explained="[]")),
     # generate
     "no essays": ("does not exist; give a folder of .txt files", niah("--essays", "nowhere")),

@@ -218,6 +218,16 @@ def test_a_bad_explanation_is_refused(tmp_path: Path, bad: dict[str, Any], says:
         draw_selection(bad, tmp_path)
 
 
+def test_methods_that_recompute_nothing_take_no_place(tmp_path: Path) -> None:
+    given = explained()
+    none = [chunk | {"recomputed": [0] * 40} for chunk in given["methods"][1]["chunks"]]
+    given["methods"][1]["chunks"] = none
+    found = texts(draw_selection(given, tmp_path)[1])
+    assert "infoflow (26 of 80)" in found and not [text for text in found if text.startswith("epic")]
+    alone = {"methods": [{"name": "none", "chunks": none}]}
+    assert "none (0 of 80)" in texts(draw_selection(alone, tmp_path)[1])
+
+
 def test_a_long_chunk(tmp_path: Path) -> None:
     found = texts(draw_selection(explained(3000), tmp_path)[1])
     assert "infoflow (26 of 6000)" in found

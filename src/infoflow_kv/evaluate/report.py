@@ -53,15 +53,16 @@ def render_markdown(
     explained: Mapping[str, Any] | None = None,
     reference: str | None = None,
     resamples: int = 10_000,
+    title: str = TITLE,
 ) -> str:
     """The report as Markdown; its pictures are SVGs at `figures_prefix` + name, as `write_report` names them."""
     findings = find(rows, runs, reference, resamples)
-    return _render(findings, plates(findings, explained), figures_prefix)
+    return _render(findings, plates(findings, explained), figures_prefix, title)
 
 
-def _render(findings: Findings, shown: Sequence[Plate], prefix: str) -> str:
+def _render(findings: Findings, shown: Sequence[Plate], prefix: str, title: str = TITLE) -> str:
     pictures = {plate.name: f"![{plate.caption}]({prefix}{plate.name}.svg)" for plate in shown}
-    blocks = [f"# {TITLE}", *_ran(findings), *_reading(findings)]
+    blocks = [f"# {title}", *_ran(findings), *_reading(findings)]
     blocks += _section("What this can show", "\n".join(f"- {line}" for line in _limits(findings)))
     scope = findings.scopes[0]
     first = [pictures.get(name, "") for name in ("budgets-kl", "budgets-js", "pareto-rows", "pareto-ttft")]

@@ -7,37 +7,18 @@ import base64
 import hashlib
 import html
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-from infoflow_kv.errors import OptionError
-
-FORMAT = 1
-
-TIMINGS = ("load_seconds", "assemble_seconds", "score_seconds", "repair_seconds", "ttft_seconds", "decode_seconds")
-USAGE = (
-    "context_tokens",
-    "prompt_tokens",
-    "reusable_tokens",
-    "recomputed_tokens",
-    "prefilled_tokens",
-    "cached_chunks",
-    "chunks",
-    "new_tokens",
-)
+from infoflow_kv.explaining.reports import FORMAT, check_report
 
 # JSON inside <script> ends at `</script` and changes meaning at `<!--`; U+2028 and U+2029 end lines in old JavaScript.
 # A lone surrogate, as a tokenizer's partial character may hold, has no UTF-8. As JSON escapes all of them are harmless.
 UNSAFE_IN_SCRIPT = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-# What the fields may be, as error messages call it.
-NUMBER = int | float
-KINDS = {str: "string", bool: "truth value", Sequence: "list", Mapping: "dictionary", NUMBER: "number"}
 
 NONE = '<span class="muted">–</span>'
 
@@ -50,7 +31,7 @@ def render_page(report: Mapping[str, Any]) -> str:
 
         Path("report.html").write_text(render_page(report), encoding="utf-8")
     """
-    _check(report)
+    check_report(report)
     # With the newlines around them, which the policy's hashes cover too.
     style, script = (f"\n{_part(name)}\n" for name in ("page.css", "page.js"))
     first = report["methods"][0]["usage"]
@@ -220,105 +201,3 @@ def _many(count: int, noun: str) -> str:
 def _text(value: str) -> str:
     """`value` for use as HTML text; a lone surrogate becomes the replacement character."""
     return html.escape(LONE_SURROGATE.sub("\ufffd", value))
-
-
-# ---- whether the report holds together ----
-
-
-def _check(report: Mapping[str, Any]) -> None:
-    """OptionError unless the report holds together; afterwards every field that is read is there and of its type."""
-    given = report.get("format") if isinstance(report, Mapping) else None
-    if type(given) is not int or given != FORMAT:
-        raise OptionError(f"the report has format {given!r}, and this version draws format {FORMAT}; make it anew")
-    for name in ("question", "model", "created", "version"):
-        _field(report, name, str, "the report")
-    _number(report, "budget", "the report")
-    if report.get("cover") is not None:
-        _number(report, "cover", "the report")
-    _optional(report, "full_answer", str, "the report")
-    for index, token in enumerate(_field(report, "prompt_tokens", Sequence, "the report")):
-        _expect(token, str, f"prompt token {index}")
-    sizes = []
-    for index, chunk in enumerate(_field(report, "chunks", Sequence, "the report")):
-        where = f"chunk {index}"
-        for name in ("id", "title"):
-            _field(chunk, name, str, where)
-        tokens = _field(chunk, "tokens", Sequence, where)
-        for token in tokens:
-            _expect(token, str, f"a token of {where}")
-        sizes.append(len(tokens))
-    methods = _field(report, "methods", Sequence, "the report")
-    if not methods:
-        raise OptionError("the report has no methods; it needs at least one")
-    for index, method in enumerate(methods):
-        _check_method(method, f"method {index}", sizes)
-
-
-def _check_method(method: Any, where: str, sizes: list[int]) -> None:
-    where = f"method '{_field(method, 'name', str, where)}'"
-    for name in ("rule", "source", "answer", "geometry", "layers"):
-        _field(method, name, str, where)
-    _field(method, "reorder", bool, where)
-    _expect(method.get("reason", ""), str, f"'reason' of {where}")
-    _optional(method, "same_first_token", bool, where)
-    for name in ("kl_first", "js_first"):
-        if _optional(method, name, NUMBER, where) is not None:
-            _number(method, name, where)
-    for group, names in (("usage", USAGE), ("timings", TIMINGS)):
-        numbers = _field(method, group, Mapping, where)
-        for name in names:
-            if _number(numbers, name, f"{group} of {where}") < 0:
-                raise OptionError(f"{group} of {where}: '{name}' is {numbers[name]!r}; it cannot be below 0")
-    order = _field(method, "order", Sequence, where)
-    if any(type(index) is not int for index in order) or sorted(order) != list(range(len(sizes))):
-        raise OptionError(f"{where}: 'order' must hold each of the {len(sizes)} chunk indices once, got {list(order)}")
-    chunks = _field(method, "chunks", Sequence, where)
-    if len(chunks) != len(sizes):
-        raise OptionError(f"{where} has {len(chunks)} chunks, and the report has {len(sizes)}; they must agree")
-    for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
-        _check_chunk(chunk, f"{where}, chunk {index}", size)
-
-
-def _check_chunk(chunk: Any, where: str, size: int) -> None:
-    _field(chunk, "exact", bool, where)
-    _number(chunk, "mass", where)
-    marks = _field(chunk, "recomputed", Sequence, where)
-    scores = _optional(chunk, "scores", Sequence, where)
-    for name, values in (("recomputed", marks), ("scores", scores)):
-        if values is not None and len(values) != size:
-            raise OptionError(f"{where}: {len(values)} '{name}' for {size} tokens; there must be one for each")
-    if any(mark not in (0, 1) for mark in marks):
-        raise OptionError(f"{where}: 'recomputed' must be 0 or 1 for each token")
-    for position, score in enumerate(scores or ()):
-        _finite(score, f"{where}: the score of token {position}")
-
-
-def _field(record: Any, name: str, kind: Any, where: str) -> Any:
-    """The field of this name; OptionError if it is missing or of another kind."""
-    if not isinstance(record, Mapping) or name not in record:
-        raise OptionError(f"{where} lacks '{name}'")
-    return _expect(record[name], kind, f"'{name}' of {where}")
-
-
-def _optional(record: Any, name: str, kind: Any, where: str) -> Any:
-    """The field of this name, which may be None but must be there."""
-    return None if isinstance(record, Mapping) and record.get(name, 0) is None else _field(record, name, kind, where)
-
-
-def _expect(value: Any, kind: Any, what: str) -> Any:
-    # A string is a sequence too, and True is an int: neither is ever meant.
-    wrong = isinstance(value, str) if kind is Sequence else isinstance(value, bool) and kind is not bool
-    if wrong or not isinstance(value, kind):
-        raise OptionError(f"{what} is a {type(value).__name__}; a {KINDS[kind]} is needed")
-    return value
-
-
-def _number(record: Any, name: str, where: str) -> float:
-    """The finite number of this name."""
-    return _finite(_field(record, name, NUMBER, where), f"'{name}' of {where}")
-
-
-def _finite(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise OptionError(f"{what} is {value!r}; a finite number is needed")
-    return value

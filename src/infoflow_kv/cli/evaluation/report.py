@@ -60,23 +60,17 @@ def report(
 
 def read_explained(path: Path) -> dict[str, Any]:
     """The request to draw; DocumentError for a file that is not one."""
+    from infoflow_kv.explaining import selections
+
     try:
         given = json.loads(path.read_bytes())
     except OSError as error:
         raise DocumentError(f"'{path}' cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise DocumentError(f"'{path}' is not JSON ({error}); give a file that `explain --json` printed") from None
-    chunk = {"title", "tokens", "scores", "recomputed"}
-    methods = given.get("methods") if isinstance(given, dict) else None
-    right = isinstance(methods, list) and all(
-        isinstance(m, dict)
-        and isinstance(m.get("chunks"), list)
-        and "name" in m
-        and all(isinstance(c, dict) and chunk <= c.keys() for c in m["chunks"])
-        for m in methods
-    )
-    if not methods or not right:
+    try:
+        return selections(given)
+    except OptionError as error:
         raise DocumentError(
-            f"'{path}' explains no request; expected {{methods: [{{name, chunks: [{{{', '.join(sorted(chunk))}}}]}}]}}"
-        )
-    return dict(given)
+            f"'{path}' explains no request: {error}; give a file that `explain --json` printed"
+        ) from None

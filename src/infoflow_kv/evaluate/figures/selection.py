@@ -17,13 +17,14 @@ def draw_selection(explained: Mapping[str, Any], folder: Path | str, name: str =
 
     `explained`: {"methods": [{"name", "chunks": [{"title", "tokens", "scores", "recomputed"}]}]}, chunks in order.
     `recomputed` holds 0 or 1 a token and is drawn in the method's colour; `scores`, one a token or empty, as a grey
-    that gets darker with the score's rank inside the method. OptionError where lists and `tokens` disagree, or methods
-    have other chunks.
+    that gets darker with the score's rank inside the method. Methods that recomputed nothing are left out where another
+    did. OptionError where lists and `tokens` disagree, or methods have other chunks.
     """
     methods = list(explained.get("methods") or ())
     style.require(methods, "the selection map", ("name", "chunks"))
     titles = [chunk["title"] for chunk in methods[0]["chunks"]]
     longest = _check(methods)
+    methods = [m for m in methods if any(any(chunk["recomputed"]) for chunk in m["chunks"])] or methods
     strips, gap = len(methods), 0.55
     with style.drawing(name):
         from matplotlib.colors import to_rgb
