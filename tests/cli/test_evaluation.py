@@ -129,6 +129,15 @@ class TestPredict:
         assert [r["prediction"] is None for r in rows.values()] == [False, True, False, False]
         assert [r["delta_v"] is None for r in rows.values()] == [False, True, True, False]
 
+    def test_prompts_of_another_evaluation(self, home: Home) -> None:
+        prompts = home.folder / "prompts.json"
+        prompts.write_text(json.dumps({"boats": "Read the logs.\n{context}\nNow: {input}\nAnswer:", "else": "{input}"}))
+        assert home.predict("--prompts", prompts).code == 0
+        options = json.loads((home.out / "run.json").read_text())["options"]
+        assert options["prompts"] == {"boats": "Read the logs.\n{context}\nNow: {input}\nAnswer:"}
+        ours = home.predict(methods="full")
+        assert ours.code == 2 and "other options" in ours.err
+
     def test_lengthened_items(self, home: Home) -> None:
         data = home.data(*(record(n) for n in range(6)))
         assert home.predict("--limit", 1, "--lengthen", 700, data=data, methods="full").code == 0
@@ -446,6 +455,17 @@ def score_of_text(text: str) -> Callable[[Home], Result]:
     return run
 
 
+def prompted(*arguments: object, text: str | None = None) -> Callable[[Home], Result]:
+    def predict(home: Home) -> Result:
+        given = arguments
+        if text is not None:
+            (home.folder / "prompts.json").write_text(text)
+            given = ("--prompts", home.folder / "prompts.json")
+        return home.predict(*given, methods="full")
+
+    return predict
+
+
 def report(*arguments: object, explained: str | None = None) -> Callable[[Home], Result]:
     def run(home: Home) -> Result:
         given = arguments
@@ -568,6 +588,16 @@ BAD: dict[str, tuple[str, Callable[[Home], Result]]] = {
     "explained not JSON": ("explained.json' is not JSON", report(explained="{")),
     "explained of others": ("explains no request: the report has format None", report(explained='{"methods": []}')),
     "explained is a list": ("explains no request", report(explained="[]")),
+    "prompts not there": ("nowhere.json' cannot be read", prompted("--prompts", "nowhere.json")),
+    "prompts not JSON": ("is not JSON", prompted(text="{")),
+    "prompts are a list": ("holds no templates", prompted(text="[]")),
+    "prompts of others": (
+        "unknown data set in the prompts 'boats'",
+        prompted(text='{"hotpotqa": "{context} {input}"}'),
+    ),
+    "prompt without question": ("{context} 1 times and {input} 0 times", prompted(text='{"boats": "{context}"}')),
+    "prompt asks first": ("puts the question before the documents", prompted(text='{"boats": "{input} {context}"}')),
+    "prompts and instruction": ("exclude each other", prompted("--prompts", "x.json", "--instruction", "Answer.")),
     # generate
     "no essays": ("does not exist; give a folder of .txt files", niah("--essays", "nowhere")),
     "lengths in words": ("--lengths holds 'long', which is not a whole number", niah("--lengths", "long")),

@@ -16,6 +16,7 @@ from infoflow_kv.evaluate.arms import Arm
 from infoflow_kv.evaluate.distances import agreement, divergences, kv_error, margin, nll, selection_lift
 from infoflow_kv.evaluate.items import Item
 from infoflow_kv.evaluate.niah import TASK as NEEDLES
+from infoflow_kv.evaluate.prompts import worded
 from infoflow_kv.evaluate.results import FORMAT
 from infoflow_kv.evaluate.rotation import rope_similarity
 from infoflow_kv.methods import find_method
@@ -36,8 +37,8 @@ INSTRUCTION = "Answer the question using the documents. Give the answer only, in
 class Options:
     """How items are measured. `continuation`: places over which distances are taken. `generate`: budgets, or names of
     arms, that also write an answer of up to `max_new_tokens` (None: all arms). `kv_error`: ΔK and ΔV per layer.
-    `instruction`: for items that have none of their own. `lengthen`: passage tokens to which items were lengthened,
-    None if they were not.
+    `instruction`: for items that have none of their own. `prompts`: instead, a template for each data set (see
+    `prompts.worded`). `lengthen`: passage tokens to which items were lengthened, None if they were not.
     """
 
     max_new_tokens: int = 32
@@ -49,6 +50,7 @@ class Options:
     instruction: str = INSTRUCTION
     seed: int = 0
     lengthen: int | None = None
+    prompts: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "continuation", "lengthen"):
@@ -82,19 +84,24 @@ class Bench:
         self.options = options
         self.plain = model.plain("eager" if model.needs_eager else "sdpa")
 
-    def engine(self, instruction: str = "", method: str = "infoflow") -> Engine:
+    def worded(self, item: Item) -> Item:
+        """The item as the model reads it; OptionError where the prompts have none for its data set."""
+        return item if self.options.prompts is None else worded(item, self.options.prompts)
+
+    def engine(self, item: Item | None = None, method: str = "infoflow") -> Engine:
         """An engine with an empty store of its own: every item starts from nothing.
 
-        `instruction`: an item's own. `method`: decides what `add` measures beside the KV.
+        `item`: worded; its own instruction counts. `method`: decides what `add` measures beside the KV.
         """
         o = self.options
+        own = item is not None and (o.prompts is not None or bool(item.instruction))
         return Engine(
             self.model,
             MemoryStore(),
             method=method,
             chunk_tokens=o.chunk_tokens,
             head_policy=o.head_policy,
-            instruction=instruction or o.instruction,
+            instruction=item.instruction if item is not None and own else o.instruction,
         )
 
     def check_passages(self, item: Item) -> None:
@@ -104,7 +111,8 @@ class Bench:
         """
         if item.meta.get("task") != NEEDLES:
             return
-        engine = self.engine(item.instruction)
+        item = self.worded(item)
+        engine = self.engine(item)
         for index, document in enumerate(documents_of(item)):
             chunks = engine.split(document)
             if len(chunks) != 1:
@@ -125,9 +133,10 @@ class Bench:
         forced continuation, which full prefill's time does not: in rows, times are an upper bound.
         """
         self.check_passages(item)
+        item = self.worded(item)
         methods = [find_method(arm.method) for arm in arms]
         measuring = [m.name for m in methods if "sensitivity" in m.needs]
-        engine = self.engine(item.instruction, measuring[0] if measuring else "infoflow")
+        engine = self.engine(item, measuring[0] if measuring else "infoflow")
         documents = documents_of(item)
         prompt = engine.prompt(item.question, documents)
         gold_ids = engine.encoder.content(item.answers[0])[0]

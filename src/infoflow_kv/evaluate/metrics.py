@@ -116,17 +116,6 @@ def contains_all(prediction: str, references: Sequence[str]) -> float:
     return sum(found) / len(found)
 
 
-def contains_any(prediction: str, references: Sequence[str]) -> float:
-    """RULER's `string_match_part` of one item: 1 if any of `references` occurs in the prediction, else 0.
-
-    The best reference counts, not the share of them.
-
-    >>> contains_any("In Paris.", ["paris", "the French capital"])
-    1.0
-    """
-    return float(any(_occurrences(prediction, references)))
-
-
 def choice_letter(prediction: str) -> str | None:
     """The letter A to D that a multiple-choice prediction gives, None where it gives none.
 

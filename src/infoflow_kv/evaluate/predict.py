@@ -65,6 +65,7 @@ def predict(
     bench = Bench(model, options)
     bench.engine()  # refuses options that no item could be measured with, before anything is written
     for item in items:
+        bench.worded(item)
         bench.check_passages(item)
     for arm in arms:
         arm.recipe(model)
@@ -124,10 +125,11 @@ def lengthened(
 
 def fitted_item(bench: Bench, item: Item) -> tuple[Item | None, str]:
     """The item, without some distractors if it must be; else None and the reason."""
-    engine, model, options = bench.engine(item.instruction), bench.model, bench.options
+    engine, model, options = bench.engine(bench.worded(item)), bench.model, bench.options
 
     def count(candidate: Item) -> int:
-        return engine.prompt(candidate.question, documents_of(candidate)).num_tokens
+        shown = bench.worded(candidate)
+        return engine.prompt(shown.question, documents_of(shown)).num_tokens
 
     try:
         gold = len(engine.encoder.content(item.answers[0])[0])

@@ -116,6 +116,16 @@ KvError = Annotated[
 Instruction = Annotated[
     str, typer.Option(metavar="TEXT", help="What stands before the documents.", rich_help_panel=_MEASURING)
 ]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Prompts instead of the instruction: JSON of data sets and templates with {context} and {input}, such as "
+        "LongBench's dataset2prompt.json.",
+        show_default="none",
+        rich_help_panel=_MEASURING,
+    ),
+]
 HeadPolicy = Annotated[
     str,
     typer.Option(
@@ -154,6 +164,7 @@ def predict(
     chunk_tokens: options.ChunkTokens = options.CHUNK_TOKENS,
     head_policy: HeadPolicy = "head",
     instruction: Instruction = INSTRUCTION,
+    prompts: Prompts = None,
     as_json: options.Json = False,
 ) -> int:
     """Answer questions under every method and budget, and measure how close each comes to full prefill.
@@ -174,9 +185,12 @@ def predict(
         raise OptionError(f"--limit {limit}: at least 1 item is needed")
     if skip < 0:
         raise OptionError(f"--skip {skip}: give the number of items to pass over, 0 or more")
+    if prompts is not None and instruction != INSTRUCTION:
+        raise OptionError("--prompts and --instruction exclude each other; give one of them")
     loaded = read_data(data)
     taken = [read.items[skip:][:limit] for read in loaded]
     check_ids(data, taken, skip)
+    templates = wanted_prompts(prompts, taken)
 
     from infoflow_kv.evaluate.arms import parse_arms
     from infoflow_kv.evaluate.measuring import Options
@@ -192,6 +206,7 @@ def predict(
         instruction=instruction,
         seed=seed,
         lengthen=lengthen,
+        prompts=templates,
     )
     records = [{"file": Path(name).name, "sha256": read.sha256} for name, read in zip(data, loaded, strict=True)]
     language_model = opening.load_model(model, dtype, device)
@@ -215,6 +230,16 @@ def predict(
     else:
         emit(summary(done, len(items), len(arms), out))
     return 0
+
+
+def wanted_prompts(file: str | None, taken: "list[tuple[Item, ...]]") -> dict[str, str] | None:
+    """The templates of `--prompts` for the data sets of these items; OptionError where one has none."""
+    from infoflow_kv.evaluate.prompts import check_prompt, read_prompts
+
+    if file is None:
+        return None
+    found = read_prompts(file)
+    return {dataset: check_prompt(dataset, found) for dataset in sorted({i.dataset for items in taken for i in items})}
 
 
 def read_data(files: list[str]) -> "list[Loaded]":
