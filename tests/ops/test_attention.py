@@ -1,12 +1,13 @@
 """Staircase attention and attention mass against the slow reference."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infoflow_kv.ops import AttentionSpec, attention_mass, staircase_attention
-from infoflow_kv.ops import attention as room
+from infoflow_kv.ops import AttentionSpec, Staircase, attention_mass, pieces, products, staircase, staircase_attention
 from reference.attention import attend, weights
 from tolerance import KERNEL, assert_close
 
@@ -67,12 +68,75 @@ def test_slots_after_the_last_rank_are_never_read():
     assert torch.isfinite(staircase_attention(query, keys, values, ranks, AttentionSpec(0.25))).all()
 
 
-def test_the_path_of_other_devices_agrees_with_the_merged_blocks():
-    query, keys, values = tensors(6, 2, 99, 160)
+@pytest.mark.parametrize("window", [None, 1, 13, 64, 90])
+@pytest.mark.parametrize("ranks", RANKS.values(), ids=RANKS)
+def test_pieces_hold_each_visible_pair_once_and_no_other(ranks, window, monkeypatch):
+    monkeypatch.setattr(pieces, "EDGE_ROWS", 8)
+    held = torch.zeros(len(ranks), 150, dtype=torch.int64)
+    opened = torch.zeros(len(ranks), dtype=torch.int64)
+    for piece in pieces.cut(ranks, window):
+        block = held[piece.rows, piece.slots]
+        block += 1 if piece.mask is None else piece.mask
+        if piece.mask is not None:
+            assert piece.mask.any(dim=1).all(), "a row that sees nothing of a piece would get weight in the merge"
+        opened[piece.rows] += piece.opens
+        assert bool((opened[piece.rows] == 1).all())
+    slots = torch.arange(150)
+    expected = slots[None] <= ranks[:, None]
+    if window is not None:
+        expected &= slots[None] > ranks[:, None] - window
+    assert torch.equal(held, expected.long())
+
+
+def test_most_of_a_staircase_is_rectangles():
+    """What is masked costs as much as what is seen: the edges must be a small part."""
+    ranks = torch.randperm(7168, generator=torch.Generator().manual_seed(0))[:1075].sort().values
+    masked = sum(piece.mask.numel() for piece in pieces.cut(ranks) if piece.mask is not None)
+    assert masked < 0.13 * int((ranks + 1).sum())
+
+
+@pytest.mark.parametrize("ranks", RANKS.values(), ids=RANKS)
+def test_all_forms_agree(ranks):
+    query, keys, values = tensors(6, 2, len(ranks), 160)
+    packed = staircase.pack(query, 2)
+    masked = staircase.in_blocks(query, keys, values, ranks, AttentionSpec(0.25), None)
+    cuts = pieces.cut(ranks)
+    merged = pieces.in_pieces(packed, keys, values, cuts, [pieces.bias_of(c, 3, packed.dtype) for c in cuts], 0.25)
+    assert_close(staircase.unpack(merged, query.shape), masked, KERNEL[torch.float32])
+    multiplied = products.by_products(packed, keys, values, ranks, ranks.tolist(), 0.25)
+    assert_close(staircase.unpack(multiplied, query.shape), masked, KERNEL[torch.float32])
+
+
+def test_packing_puts_the_heads_of_a_group_next_to_each_other():
+    query = torch.arange(4.0 * 3).view(4, 3, 1)
+    packed = staircase.pack(query, 2)
+    assert packed[..., 0].tolist() == [[0, 3, 1, 4, 2, 5], [6, 9, 7, 10, 8, 11]]
+    assert torch.equal(staircase.unpack(packed, query.shape), query)
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_bfloat16_is_attended_by_the_quicker_form_and_both_are_right(can, monkeypatch):
+    monkeypatch.setattr(staircase, "pays", lambda: can)
+    taken = []
+    form = "by_products" if can else "in_pieces"
+    right = getattr(staircase, form)
+    monkeypatch.setattr(staircase, form, lambda *given: taken.append(form) or right(*given))
+    query, keys, values = tensors(6, 2, 99, 160, dtype=torch.bfloat16)
     ranks = RANKS["scattered"]
-    merged = room._merged_blocks(query, keys, values, ranks, 0.25)
-    masked = room._in_blocks(query, keys, values, ranks, AttentionSpec(0.25), None)
-    assert_close(merged, masked, KERNEL[torch.float32])
+    out = staircase_attention(query, keys, values, ranks, AttentionSpec(0.25))
+    assert taken == [form]
+    assert_close(out.float(), attend(query, keys, values, ranks, AttentionSpec(0.25)), KERNEL[torch.bfloat16])
+
+
+def test_a_staircase_serves_every_layer():
+    """Cuts and masks are kept; another window, group or dtype gets its own."""
+    stairs = Staircase(RANKS["scattered"])
+    for heads, window, dtype in itertools.product((2, 6), (None, 13, 40), (torch.float32, torch.bfloat16)):
+        for layer in range(2):
+            query, keys, values = tensors(heads, 2, 99, 160, seed=layer, dtype=dtype)
+            spec = AttentionSpec(0.25, window=window)
+            expected = attend(query, keys, values, stairs.ranks, spec)
+            assert_close(stairs.attend(query, keys, values, spec).float(), expected, KERNEL[dtype])
 
 
 def test_a_rank_without_a_slot_is_an_error():

@@ -42,10 +42,15 @@ class Narrowed:
 
 
 Attend = Callable[[AttentionInput], Float[Tensor, "heads rows head_dim"] | Narrowed]
+Write = Callable[[AttentionInput], None]
 
 
 class StopForward(Exception):
     """Raised by an `Attend` to end the forward after its layer; `LanguageModel.forward` takes it."""
+
+
+class _Written(Exception):
+    """Ends a layer that was run for its keys and values alone."""
 
 
 @dataclass(slots=True)
@@ -53,6 +58,8 @@ class AttentionCall:
     """The keyword `infoflow` of one forward: the request's rotary tables and what to do in each layer.
 
     `kept` is set between a layer that narrowed and the next one; `rows` are the rows still there, by their first index.
+    `write`: given where the last layer's output is wanted of the last `num_whole` rows only. That layer is then run
+    twice: once for the keys and values of all rows, up to `write`, and once for these rows as usual.
     """
 
     rotary: Rotates
@@ -61,6 +68,9 @@ class AttentionCall:
     layers_seen: list[int] = field(default_factory=list)
     kept: Tensor | None = None
     rows: Tensor | None = None
+    write: Write | None = None
+    num_whole: int = 0
+    is_writing: bool = False
 
 
 def attention(
@@ -86,7 +96,8 @@ def attention(
     if call.kept is not None:
         raise ComputeError("rows were dropped after a layer, but the next layer still got all of them")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    call.layers_seen.append(layer)
+    if not call.is_writing:
+        call.layers_seen.append(layer)
     if "sliding_window" in kwargs and kwargs.get("sliding_window") != call.windows[layer]:
         raise ComputeError(
             f"layer {layer} asked for a window of {kwargs.get('sliding_window')}, the config says {call.windows[layer]}"
@@ -98,7 +109,11 @@ def attention(
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
     )
-    out = call.attend(AttentionInput(layer, rotated_query[0], rotated_key[0], key[0], value[0], spec))
+    given = AttentionInput(layer, rotated_query[0], rotated_key[0], key[0], value[0], spec)
+    if call.is_writing and call.write is not None:
+        call.write(given)
+        raise _Written
+    out = call.attend(given)
     if isinstance(out, Narrowed):
         call.kept = out.kept if layer + 1 < len(call.windows) else None
         out = out.output
@@ -121,10 +136,44 @@ def identity_rotary(
 def narrow_rows(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The hook before each decoder layer: keeps only the rows that the layers before asked to keep."""
+    """The hook before each decoder layer: keeps only the rows that the layers before asked to keep, and before the last
+    layer those whose output is wanted, after all have left their keys and values there."""
     call: AttentionCall | None = kwargs.get("infoflow")
-    if call is None or (call.kept is None and call.rows is None):
+    if call is None:
         return None
+    was_narrowed = call.kept is not None or call.rows is not None
+    # Made once for all layers, so these still hold every row of the forward.
+    whole = {name: kwargs[name] for name in ("position_embeddings", "position_ids") if kwargs.get(name) is not None}
+    if was_narrowed:
+        args, kwargs = _narrowed(call, args, kwargs, whole)
+    if call.write is None or len(call.layers_seen) + 1 < len(call.windows):
+        return (args, kwargs) if was_narrowed else None
+    hidden = args[0] if args else kwargs["hidden_states"]
+    num_rows = int(hidden.shape[1])
+    if num_rows == call.num_whole:
+        call.write = None  # nothing to save: the layer runs once, as the others
+        return (args, kwargs) if was_narrowed else None
+    call.is_writing = True
+    try:
+        module.forward(*args, **kwargs)
+    except _Written:
+        pass
+    else:
+        raise ComputeError("the last layer ended without having been asked for keys and values")
+    finally:
+        call.is_writing = False
+    if call.num_whole == 0:
+        if call.layers_seen != list(range(len(call.windows) - 1)):
+            raise ComputeError(f"attention ran in layers {call.layers_seen} before the last one; expected each once")
+        raise StopForward
+    call.kept = torch.arange(num_rows - call.num_whole, num_rows, device=hidden.device)
+    return _narrowed(call, args, kwargs, whole)
+
+
+def _narrowed(
+    call: AttentionCall, args: tuple[Any, ...], kwargs: dict[str, Any], whole: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A layer's arguments for the rows that are left; `whole`: those that were made for all rows of the forward."""
     kwargs = dict(kwargs)
     if call.kept is not None:
         kept, call.kept = call.kept, None
@@ -134,9 +183,8 @@ def narrow_rows(
             args = (args[0][:, kept], *args[1:])
         else:
             kwargs["hidden_states"] = kwargs["hidden_states"][:, kept]
-    # These are made once for all layers, so they still hold every row of the forward.
-    if kwargs.get("position_embeddings") is not None:
-        kwargs["position_embeddings"] = tuple(table[:, call.rows] for table in kwargs["position_embeddings"])
-    if kwargs.get("position_ids") is not None:
-        kwargs["position_ids"] = kwargs["position_ids"][..., call.rows]
+    if "position_embeddings" in whole:
+        kwargs["position_embeddings"] = tuple(table[:, call.rows] for table in whole["position_embeddings"])
+    if "position_ids" in whole:
+        kwargs["position_ids"] = whole["position_ids"][..., call.rows]
     return args, kwargs

@@ -89,13 +89,17 @@ class LanguageModel:
         rotary: RotaryTables,
         attend: hooks.Attend,
         num_logits: int = 0,
+        write: hooks.Write | None = None,
     ) -> Float[Tensor, "logit_rows vocab"] | None:
         """float32 logits of the last `num_logits` rows; None for 0 rows or when `attend` raised `StopForward`.
+
+        `write`: takes the last layer's keys and values of all rows; that layer then attends for the last `num_logits`
+        rows alone, as nothing else of it is wanted. `attend` is called for these there, after `write`.
 
         Every layer's attention is `attend`; ComputeError if a layer did not come by (its KV would be silently wrong) or
         if the logits are not finite.
         """
-        call = hooks.AttentionCall(rotary, attend, self._support.windows)
+        call = hooks.AttentionCall(rotary, attend, self._support.windows, write=write, num_whole=num_logits)
         target = self._hf if num_logits else self._hf.get_decoder()
         extra = {"logits_to_keep": num_logits} if num_logits else {}
         with torch.inference_mode():

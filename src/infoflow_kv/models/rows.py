@@ -14,7 +14,7 @@ from infoflow_kv.errors import ComputeError
 from infoflow_kv.models.hooks import AttentionInput, Narrowed
 from infoflow_kv.models.model import LanguageModel
 from infoflow_kv.models.rotary import RotaryTables
-from infoflow_kv.ops import staircase_attention
+from infoflow_kv.ops import Staircase
 from infoflow_kv.shapes import Bool, Float, Int, Tensor
 
 # Called in each layer after the rows' K/V were written; may raise StopForward. Gets the layer's input and key slots.
@@ -49,25 +49,27 @@ def forward_rows(
     num_logits: int = 0,
     on_layer: OnLayer | None = None,
     rule: RowRule | None = None,
+    attends_last: bool = False,
 ) -> Float[Tensor, "logit_rows vocab"] | None:
     """float32 logits of the last `num_logits` rows in rank order, or None; writes the rows' K/V into their slots.
 
     Rows may come in any order; they are sorted by rank, which must not repeat. `rotary` belongs to `positions`.
-    `rule` may drop rows on the way, but never one of the last `num_logits`.
+    `rule` may drop rows on the way, but never one of the last `num_logits`. In the last layer rows without logits leave
+    their K/V and go no further; `attends_last`: they attend there too, for what `on_layer` makes of their queries.
     """
     ranks, order = torch.sort(ranks)
     if ranks.numel() > 1 and not bool((ranks[1:] > ranks[:-1]).all()):
         raise ComputeError("two rows have the same rank; each slot can be computed only once in a forward")
     token_ids, positions, rotary = token_ids[order], positions[order], rotary.at(order)
 
-    current = ranks
+    current = Staircase(ranks)
+    is_written = False
 
-    def attend(given: AttentionInput) -> Tensor | Narrowed:
-        nonlocal current
+    def write(given: AttentionInput) -> Tensor | None:
+        """The rows' K/V go into their slots; the rows that go on, where not all do."""
         layer_keys, layer_values = keys[given.layer], values[given.layer]
-        rows, kept = current, None
-        new_keys, new_values = given.key, given.value
-        slots = rows
+        rows, kept = current.ranks, None
+        new_keys, new_values, slots = given.key, given.value, rows
         if rule is not None:
             kept = rule.kept(given, rows, layer_keys, layer_values)
             mask = rule.writes(given.layer, rows)
@@ -77,12 +79,23 @@ def forward_rows(
         layer_values.index_copy_(1, slots, new_values)
         if on_layer is not None:
             on_layer(given, layer_keys)
-        out = staircase_attention(given.query, layer_keys, layer_values, rows, given.spec)
-        if kept is None or kept.numel() == rows.numel():
+        return kept
+
+    def write_last(given: AttentionInput) -> None:
+        nonlocal is_written, current
+        write(given)
+        is_written = True
+        current = Staircase(current.ranks[-num_logits:]) if num_logits else current
+
+    def attend(given: AttentionInput) -> Tensor | Narrowed:
+        nonlocal current
+        kept = None if is_written else write(given)
+        out = current.attend(given.query, keys[given.layer], values[given.layer], given.spec)
+        if kept is None or kept.numel() == current.ranks.numel():
             return out
-        current = rows[kept]
-        if num_logits and not torch.equal(current[-num_logits:], ranks[-num_logits:]):
+        current = Staircase(current.ranks[kept])
+        if num_logits and not torch.equal(current.ranks[-num_logits:], ranks[-num_logits:]):
             raise ComputeError("a row whose logits are wanted was dropped on the way")
         return Narrowed(out, kept)
 
-    return model.forward(token_ids, positions, rotary, attend, num_logits)
+    return model.forward(token_ids, positions, rotary, attend, num_logits, write=None if attends_last else write_last)

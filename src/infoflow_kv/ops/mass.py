@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from infoflow_kv.errors import ComputeError
-from infoflow_kv.ops.attention import AttentionSpec, masked_logits, visible, with_sinks
+from infoflow_kv.ops.spec import AttentionSpec, masked_logits, visible, with_sinks
 from infoflow_kv.shapes import Float, Int, Tensor
 
 Reduction = Literal["sum", "l2", "entropy"]

@@ -51,7 +51,8 @@ class AttentionMass:
 
         # The prompt's K/V that this leaves in its slots are those over unrepaired KV; repair writes them anew.
         rotary = scene.rotary.at(slice(context.num_tokens, end))
-        forward_rows(scene.model, scene.prompt_ids, ranks, ranks, rotary, context.keys, context.values, on_layer=add)
+        keys, values = context.keys, context.values
+        forward_rows(scene.model, scene.prompt_ids, ranks, ranks, rotary, keys, values, on_layer=add, attends_last=True)
         if len(scores) != len(self.layers):
             raise ComputeError(f"attention mass came from {len(scores)} layers, expected {len(self.layers)}")
         return torch.stack(scores)

@@ -1,0 +1,171 @@
+"""Staircase attention: rows sorted by rank, each row sees the prefix of slots that ends at its own rank.
+
+It is causal attention with the row number replaced by the rank: the mask of repaired rows, which looks irregular, is
+dense up to a step and empty after it. No rows × slots mask is ever built.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from infoflow_kv.ops.pieces import Piece, bias_of, cut, flash, in_pieces, merge_into
+from infoflow_kv.ops.products import by_products, pays
+from infoflow_kv.ops.spec import AttentionSpec, masked_logits, visible, with_sinks
+from infoflow_kv.shapes import Float, Int, Tensor
+
+# Rows per block of the masked form, which any device and any layer can take.
+ROWS_PER_BLOCK = 128
+
+
+class Staircase:
+    """The rows of one forward: made once, used in every layer, so that cuts and masks are made once too.
+
+    `ranks` must ascend strictly; slot index == rank of the key in that slot.
+
+    >>> stairs = Staircase(torch.tensor([3, 7]))
+    >>> stairs.attend(query, keys, values, AttentionSpec(scale=0.125))  # doctest: +SKIP
+    """
+
+    def __init__(self, ranks: Int[Tensor, " rows"]) -> None:
+        self.ranks = ranks
+        self.steps: list[int] = ranks.tolist()
+        self._cuts: dict[int | None, tuple[Piece, ...]] = {}
+        self._biases: dict[tuple[int | None, int, torch.dtype], list[Tensor | None]] = {}
+
+    def attend(
+        self,
+        query: Float[Tensor, "heads rows head_dim"],
+        keys: Float[Tensor, "kv_heads slots head_dim"],
+        values: Float[Tensor, "kv_heads slots head_dim"],
+        spec: AttentionSpec,
+    ) -> Float[Tensor, "heads rows head_dim"]:
+        """Attention output of each row over slots 0..rank (inside the window, where there is one)."""
+        steps = self.steps
+        if steps[-1] >= keys.shape[1]:
+            raise ValueError(f"rank {steps[-1]} has no slot: there are {keys.shape[1]}")
+        window = spec.window if spec.window is not None and spec.window <= steps[-1] else None
+        contiguous = window is None and steps[-1] - steps[0] == len(steps) - 1
+        if spec.softcap is not None or spec.sinks is not None:
+            return in_blocks(query, keys, values, self.ranks, spec, window)
+        if contiguous and len(steps) == 1:
+            return _one_row(query, keys[:, : steps[0] + 1], values[:, : steps[0] + 1], spec.scale)
+        if query.device.type != "cpu":
+            if contiguous and steps[0] == 0:
+                return _causal_square(query, keys[:, : len(steps)], values[:, : len(steps)], spec.scale)
+            return in_blocks(query, keys, values, self.ranks, spec, window)
+        if window is None and query.dtype == torch.bfloat16 and pays():
+            packed = by_products(pack(query, keys.shape[0]), keys, values, self.ranks, steps, spec.scale)
+        elif contiguous:
+            return _contiguous(query, keys[:, : steps[-1] + 1], values[:, : steps[-1] + 1], steps[0], spec.scale)
+        else:
+            packed = self._in_pieces(pack(query, keys.shape[0]), keys, values, spec.scale, window)
+        return unpack(packed, query.shape)
+
+    def _in_pieces(self, packed: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+        pieces = self._cuts.get(window)
+        if pieces is None:
+            pieces = self._cuts[window] = cut(self.ranks, window)
+        group = packed.shape[1] // len(self.steps)
+        key = window, group, packed.dtype
+        biases = self._biases.get(key)
+        if biases is None:
+            biases = self._biases[key] = [bias_of(piece, group, packed.dtype) for piece in pieces]
+        return in_pieces(packed, keys, values, pieces, biases, scale)
+
+
+def staircase_attention(
+    query: Float[Tensor, "heads rows head_dim"],
+    keys: Float[Tensor, "kv_heads slots head_dim"],
+    values: Float[Tensor, "kv_heads slots head_dim"],
+    ranks: Int[Tensor, " rows"],
+    spec: AttentionSpec,
+) -> Float[Tensor, "heads rows head_dim"]:
+    """Attention output of each row over slots 0..rank, for rows that are used once; see `Staircase`."""
+    return Staircase(ranks).attend(query, keys, values, spec)
+
+
+def pack(query: Float[Tensor, "heads rows head_dim"], kv_heads: int) -> Float[Tensor, "kv_heads packed head_dim"]:
+    """The query heads of a group next to each other for each row, as more rows of their K/V head."""
+    heads, rows, head_dim = query.shape
+    return query.view(kv_heads, heads // kv_heads, rows, head_dim).transpose(1, 2).reshape(kv_heads, -1, head_dim)
+
+
+def unpack(
+    packed: Float[Tensor, "kv_heads packed head_dim"], shape: torch.Size
+) -> Float[Tensor, "heads rows head_dim"]:
+    """A view of packed rows as heads and rows again."""
+    heads, rows, head_dim = shape
+    kv_heads = packed.shape[0]
+    return packed.view(kv_heads, rows, heads // kv_heads, head_dim).transpose(1, 2).reshape(shape)
+
+
+def in_blocks(
+    query: Float[Tensor, "heads rows head_dim"],
+    keys: Float[Tensor, "kv_heads slots head_dim"],
+    values: Float[Tensor, "kv_heads slots head_dim"],
+    ranks: Int[Tensor, " rows"],
+    spec: AttentionSpec,
+    window: int | None,
+) -> Float[Tensor, "heads rows head_dim"]:
+    """Any device, window, softcap and sinks: per block one masked attention over the slots that it can see."""
+    kv_heads = keys.shape[0]
+    group = query.shape[0] // kv_heads
+    packed = pack(query, kv_heads)
+    out = torch.empty_like(packed)
+    for start in range(0, query.shape[1], ROWS_PER_BLOCK):
+        part_ranks = ranks[start : start + ROWS_PER_BLOCK]
+        rows = slice(start * group, (start + len(part_ranks)) * group)
+        low, high = 0 if window is None else max(0, int(part_ranks[0]) - window + 1), int(part_ranks[-1]) + 1
+        mask = visible(part_ranks, low, high, window).repeat_interleave(group, dim=0)
+        part, k, v = packed[:, rows], keys[:, low:high], values[:, low:high]
+        if spec.softcap is None and spec.sinks is None:
+            out[:, rows] = F.scaled_dot_product_attention(part[None], k[None], v[None], mask, scale=spec.scale)[0]
+        else:
+            # with_sinks asks for one head after the other.
+            split = part.view(kv_heads, len(part_ranks), group, -1).transpose(1, 2).reshape(part.shape)
+            logits = masked_logits(split, k, visible(part_ranks, low, high, window).repeat(group, 1), spec)
+            block = torch.softmax(with_sinks(logits, spec, group), dim=-1)[..., : k.shape[1]].to(v.dtype) @ v
+            out[:, rows] = block.view(kv_heads, group, len(part_ranks), -1).transpose(1, 2).reshape(part.shape)
+    return unpack(out, query.shape)
+
+
+def _one_row(
+    query: Float[Tensor, "heads one head_dim"],
+    keys: Float[Tensor, "kv_heads filled head_dim"],
+    values: Float[Tensor, "kv_heads filled head_dim"],
+    scale: float,
+) -> Float[Tensor, "heads one head_dim"]:
+    packed = pack(query, keys.shape[0])
+    return unpack(F.scaled_dot_product_attention(packed[None], keys[None], values[None], scale=scale)[0], query.shape)
+
+
+def _causal_square(
+    query: Float[Tensor, "heads rows head_dim"],
+    keys: Float[Tensor, "kv_heads rows head_dim"],
+    values: Float[Tensor, "kv_heads rows head_dim"],
+    scale: float,
+) -> Float[Tensor, "heads rows head_dim"]:
+    return F.scaled_dot_product_attention(
+        query[None], keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True
+    )[0]
+
+
+def _contiguous(
+    query: Float[Tensor, "heads rows head_dim"],
+    keys: Float[Tensor, "kv_heads filled head_dim"],
+    values: Float[Tensor, "kv_heads filled head_dim"],
+    first: int,
+    scale: float,
+) -> Float[Tensor, "heads rows head_dim"]:
+    """CPU: rows first..first+rows-1, a dense part before `first` and a causal square."""
+    if first == 0:
+        return _causal_square(query, keys, values, scale)
+    kv_heads = keys.shape[0]
+    heads, rows, _ = query.shape
+    group = heads // kv_heads
+    packed = query.reshape(kv_heads, group * rows, -1)
+    dense, dense_lse = flash(packed, keys[:, :first], values[:, :first], scale)
+    square_keys, square_values = (x[:, first:].repeat_interleave(group, dim=0) for x in (keys, values))
+    square, square_lse = flash(query, square_keys, square_values, scale, is_causal=True)
+    out = dense.reshape(query.shape).float()
+    merge_into(out, dense_lse.reshape(heads, rows), square, square_lse)
+    return out.to(query.dtype)
