@@ -180,7 +180,8 @@ def fixed_sets(num_layers: int) -> dict[str, tuple[int, ...]]:
 def case_of(bench: Bench, item: Item) -> Case | None:
     """The item with its chunks prefilled, its reference and its scores; None if it does not fit the window, or if it
     is one chunk, of which nothing is ever recomputed."""
-    engine, model = bench.engine(), bench.model
+    item = bench.worded(item)
+    engine, model = bench.engine(item), bench.model
     prompt = engine.prompt(item.question, documents_of(item))
     try:
         check_fits(model, prompt, bench.options.continuation)

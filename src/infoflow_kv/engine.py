@@ -53,7 +53,8 @@ class Engine:
     name of `GEOMETRIES`. `reorder`: put the chunks that matter most next to the question. `chunk_floor`, `chunk_cap`:
     share of the budget that is spread over all chunks first, and the most that one chunk gets of it. `repair_layers`:
     layers whose stored KV is replaced (an ablation). `chunk_tokens`: longest chunk. `head_policy`: `head` prefills
-    chunks behind the chat header, `none` alone. `namespace`: tenant; KV is never reused across namespaces.
+    chunks behind the chat header, `none` alone. `namespace`: tenant; KV is never reused across namespaces. `labels`:
+    put `Question:` before the question; without, it brings all words behind the documents with it.
 
     Raises OptionError for anything outside its range. Safe to share between threads.
 
@@ -80,6 +81,7 @@ class Engine:
         chunk_floor: float = 0.0,
         chunk_cap: float = 1.0,
         repair_layers: str = "all",
+        labels: bool = True,
     ) -> None:
         self.model = model
         self.store = store
@@ -102,7 +104,7 @@ class Engine:
         self.head_policy = head_policy
         self.namespace = namespace
         self.encoder = TextEncoder(model.tokenizer)
-        self.template = render(model.tokenizer, instruction=instruction, system=system)
+        self.template = render(model.tokenizer, instruction=instruction, system=system, labels=labels)
         # The head depends on neither question nor documents: any prompt shows it.
         self.head_ids = layout("?", (), self.template, self.encoder).head_ids
         self._supply = Supply(

@@ -70,7 +70,7 @@ def _rows() -> tuple[Method, ...]:
         Method("random", "uniform choice over reusable tokens, seeded", "control", selector=lambda layers: Random()),
         Method(
             "first-k",
-            "the first k tokens of every chunk but the exact one, whatever the budget",
+            "the first k tokens of every chunk but the exact one, whatever the budget (k = 16; `first-k:32` for 32)",
             "EPIC, LegoLink-k",
             selector=lambda layers: ChunkStarts(),
             parameter=16,
@@ -84,7 +84,7 @@ def _rows() -> tuple[Method, ...]:
         ),
         Method(
             "seam",
-            "the last k tokens before each boundary between chunks, whatever the budget",
+            "the last k tokens before each boundary between chunks, whatever the budget (k = 16; `seam:32` for 32)",
             "KVBoost",
             selector=lambda layers: Seams(),
             parameter=16,

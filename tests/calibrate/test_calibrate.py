@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,15 @@ def test_a_candidate_is_judged_as_the_method_itself_would_be(model, method, laye
     expected_kl, expected_js = divergences(run.logits, case.logits)
     assert kl == pytest.approx(np.mean(expected_kl), rel=1e-4)
     assert js == pytest.approx(np.mean(expected_js), rel=1e-4)
+
+
+def test_an_item_is_calibrated_in_the_words_in_which_it_is_measured(model):
+    bench, given = Bench(model, OPTIONS), replace(item(1), instruction="Read it twice.")
+    text = model.tokenizer.decode(case_of(bench, given).prompt.token_ids)
+    assert "Read it twice." in text and OPTIONS.instruction not in text
+    prompts = replace(OPTIONS, prompts={"boats": "First.\n{context}\nThen: {input}"})
+    text = model.tokenizer.decode(case_of(Bench(model, prompts), given).prompt.token_ids)
+    assert "Then: How many nets" in text and "Read it twice." not in text
 
 
 def test_the_chosen_set_has_the_smallest_mean_divergence(profile):

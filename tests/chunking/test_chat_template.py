@@ -35,6 +35,18 @@ def test_system_message_replaces_the_default(tokenizer):
     assert head == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nUse them.\n\n"
 
 
+@pytest.mark.parametrize("source", ["", PLAIN_USER])
+def test_without_labels_the_question_brings_all_words_with_it(tokenizer, make_tokenizer, source):
+    asked = "Now answer.\n\nQuestion: Who?\nAnswer:"
+    template = render(tokenizer, instruction="Read.", system=None, labels=False)
+    assert tokenizer.decode(ids_of(tokenizer, template, asked)) == (
+        template.head + "Ann did.\n\n" + asked + "<|im_end|>\n<|im_start|>assistant\n"
+    )
+    other = make_tokenizer(template=source or None)
+    plain = render(other, instruction="Read.", system=None, labels=False)
+    assert other.decode(ids_of(other, plain, asked)) == "Read.\n\nAnn did.\n\n" + asked
+
+
 def test_no_instruction_leaves_no_blank_lines(tokenizer):
     assert render(tokenizer, instruction=" ", system=None).head.endswith("<|im_start|>user\n")
 

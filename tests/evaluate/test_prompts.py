@@ -53,6 +53,9 @@ def test_what_the_model_reads() -> None:
     assert before < text.index("Passage 1:\nFirst log\nAnn sails.") < text.index("Passage 3:\nLast log") < behind
     assert "Its own." not in text and Options().instruction not in text
     assert text.count("Answer from the logs.") == 2
+    # No words but the template's behind the documents.
+    assert text.count("Question:") == 1 and text.count("Answer:") == 1
+    assert text[text.index("Bob rows.") + 9 :].startswith("\n\nAnswer from the logs.")
     [row] = bench.rows(ITEM, parse_arms("full", ()))
     assert row["context_tokens"] == prompt.context_tokens
 

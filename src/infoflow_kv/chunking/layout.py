@@ -18,7 +18,7 @@ def layout(question: str, chunks: Sequence[Chunk], template: Template, encoder: 
         raise OptionError("the question is empty; ask something")
     suffix_ids = (
         encoder.scaffold(template.before_question, continues=True)
-        + encoder.content(" " + question)[0]
+        + encoder.content(template.joint + question)[0]
         + encoder.scaffold(template.after_question, continues=True)
     )
     return Prompt(head_ids=_head_ids(template, encoder), chunks=tuple(chunks), suffix_ids=suffix_ids)

@@ -34,35 +34,38 @@ class Template:
     """The scaffold around a request: `head`, documents, `before_question`, question, `after_question`.
 
     `content_ranges` are characters of `head` that hold the caller's own words *and* a control token typed there;
-    they are encoded as content. Without such a token the head is encoded in one go.
+    they are encoded as content. Without such a token the head is encoded in one go. `joint` stands between a label and
+    the question, and is encoded with the question.
     """
 
     head: str
     before_question: str
     after_question: str
     content_ranges: tuple[Range, ...] = ()
+    joint: str = " "
 
 
-def render(tokenizer: Tokenizer, *, instruction: str, system: str | None) -> Template:
+def render(tokenizer: Tokenizer, *, instruction: str, system: str | None, labels: bool = True) -> Template:
     """Return the model's own chat scaffold around instruction, documents and question.
 
     A template that refuses or drops the system message gets the system text at the start of the instruction. A model
     without a chat template, or whose template loses the user's text, gets a plain layout: whatever the tokenizer
     itself puts before a text (BOS, if it does), instruction, documents, `Question: …`, `Answer:`. Templates see the
-    date 26 July 2024 and `enable_thinking=False`.
+    date 26 July 2024 and `enable_thinking=False`. Without `labels` neither `Question:` nor `Answer:` is written: the
+    question brings all words behind the documents with it.
 
     Raises ModelError if the template fails in every way tried.
     """
     instruction = replace_surrogates(instruction).strip()
     system = replace_surrogates(system).strip() if system else ""
     if not tokenizer.chat_template:
-        return _plain(tokenizer, instruction, system)
+        return _plain(tokenizer, instruction, system, labels)
     marks = _Marks.for_texts(instruction, system)
     if _holds_control(tokenizer, instruction) or _holds_control(tokenizer, system):
         instruction, system = marks.wrap(instruction), marks.wrap(system)
     failure: Exception | None = None
     rendered_once = False
-    for messages in _attempts(instruction, system, marks):
+    for messages in _attempts(instruction, system, marks, labels):
         try:
             text = tokenizer.apply_chat_template(
                 messages,
@@ -81,13 +84,13 @@ def render(tokenizer: Tokenizer, *, instruction: str, system: str | None) -> Tem
         parts = _between(text, marks.documents, marks.question)
         if parts and system in parts[0]:
             head, content_ranges = marks.unwrap(parts[0])
-            return Template(head, parts[1], parts[2], content_ranges)
+            return Template(head, parts[1], parts[2], content_ranges, " " if labels else "")
     if failure and not rendered_once:
         raise ModelError(
             f"the model's chat template failed: {' '.join(str(failure).split()) or type(failure).__name__}; "
             "use a model whose template takes a user message"
         ) from failure
-    return _plain(tokenizer, marks.strip(instruction), marks.strip(system))
+    return _plain(tokenizer, marks.strip(instruction), marks.strip(system), labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +127,11 @@ class _Marks:
         return result, tuple(ranges)
 
 
-def _attempts(instruction: str, system: str, marks: _Marks) -> list[list[dict[str, Any]]]:
+def _attempts(instruction: str, system: str, marks: _Marks, labels: bool) -> list[list[dict[str, Any]]]:
     """Return the conversations to try, best first: system message, folded system; text, then parts (vision models)."""
 
     def user(*blocks: str) -> dict[str, Any]:
-        documents = f"{marks.documents}Question:{marks.question}"
+        documents = f"{marks.documents}{'Question:' if labels else ''}{marks.question}"
         return {"role": "user", "content": "\n\n".join([*(b for b in blocks if b), documents])}
 
     folded = [user(system, instruction)]
@@ -156,12 +159,14 @@ def _holds_control(tokenizer: Tokenizer, text: str) -> bool:
     return any(literal in text for literal in control_tokens(tokenizer).values())
 
 
-def _plain(tokenizer: Tokenizer, instruction: str, system: str) -> Template:
+def _plain(tokenizer: Tokenizer, instruction: str, system: str, labels: bool) -> Template:
     head, content_ranges = _own_prefix(tokenizer), []
     for text in (system, instruction):
         if _holds_control(tokenizer, text):
             content_ranges.append((len(head), len(head) + len(text)))
         head += text + "\n\n" if text else ""
+    if not labels:
+        return Template(head, "", "", tuple(content_ranges), "")
     return Template(head, "Question:", "\nAnswer:", tuple(content_ranges))
 
 

@@ -19,7 +19,9 @@ Seed = Annotated[int, typer.Option(metavar="N", help="For every random choice: a
 ChunkTokens = Annotated[
     int,
     typer.Option(
-        metavar="N", help="Most tokens of a passage. Predict with chunks of at least as many: a passage is one chunk."
+        metavar="N",
+        help="Most tokens of a passage. Predict with chunks of at least as many, counted by the same --model: "
+        "a passage is one chunk then.",
     ),
 ]
 Essays = Annotated[
@@ -68,7 +70,7 @@ def needles(
     out: Out,
     lengths: Lengths = "1000,2000,4000",
     depths: Depths = "0,0.25,0.5,0.75,1",
-    seeds: Seeds = 1,
+    seeds: Seeds = 6,
     kinds: Kinds = "one",
     places: Places = "any",
     chunk_tokens: ChunkTokens = options.CHUNK_TOKENS,
@@ -81,7 +83,8 @@ def needles(
     """Make needle-in-a-haystack questions: a random fact in real prose, at a depth and at a place in its passage.
 
     One question for each length, seed, kind, place and depth. All questions of a seed read the same hay, so that they
-    count as one document in the statistics.
+    count as one document in the statistics: of fewer than 6 seeds no interval is given. A split needle stands at the
+    boundary between passages that is nearest to its depth.
 
     Examples:
 
