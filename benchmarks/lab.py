@@ -72,7 +72,7 @@ SETS = (
     Set(
         "niah_places",
         "niah_places.chunks.jsonl",
-        None,
+        35,
         NEEDLES,
         "all",
         (*ESSAYS, "--lengths", "2000", "--depths", ".1,.3,.5,.7,.9", *PLACES),

@@ -91,12 +91,12 @@ def assemble(
                 f"stored KV is {part.keys.dtype} {tuple(part.keys.shape)}, expected {model.dtype} "
                 f"{tuple(keys[:, :, span.start : span.stop].shape)} (layers, kv_heads, tokens, head_dim)"
             )
-        keys[:, :, span.start : span.stop] = part.keys
-        values[:, :, span.start : span.stop] = part.values
-    if num_context:
-        tables = rotary.at(slice(0, num_context))
+        own = slice(span.start, span.stop)
+        values[:, :, own] = part.values
+        tables = rotary.at(own)
+        # Layer by layer and part by part: what rotation makes on the way then stays in the processor's cache.
         for layer in range(model.num_layers):
-            keys[layer, :, :num_context] = tables.rotate_keys(layer, keys[layer, :, :num_context])
+            keys[layer, :, own] = tables.rotate_keys(layer, part.keys[layer].to(keys.device))
     ids = torch.tensor([t for part in parts for t in part.identity.token_ids], dtype=torch.int64, device=model.device)
     return Context(keys=keys, values=values, token_ids=ids, spans=spans, exact_tokens=exact_tokens)
 

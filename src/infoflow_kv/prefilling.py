@@ -63,7 +63,7 @@ def prefill(model: LanguageModel, identity: ChunkIdentity, head: ChunkKV | None 
             keys[layer, :, :head_tokens] = head_tables.rotate_keys(layer, keys[layer, :, :head_tokens])
     raw_keys, _ = model.empty_slots(len(identity.token_ids))
 
-    def keep(given: AttentionInput, _: Tensor) -> None:
+    def keep(given: AttentionInput, *_: Tensor) -> None:
         raw_keys[given.layer] = given.raw_key
 
     own = slice(head_tokens, total)

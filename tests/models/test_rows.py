@@ -50,13 +50,13 @@ def test_only_rows_with_logits_go_through_the_last_layer(model, num_logits):
 
 def test_whoever_wants_queries_of_the_last_layer_gets_all_rows(model):
     rows = []
-    forward(model, 0, attends_last=True, on_layer=lambda given, keys: rows.append((given.layer, given.query.shape[1])))
+    forward(model, 0, attends_last=True, on_layer=lambda given, *_: rows.append((given.layer, given.query.shape[1])))
     assert rows == [(layer, 10) for layer in range(model.num_layers)]
 
 
 def test_keys_are_handed_over_once_a_layer(model):
     rows = []
-    forward(model, 2, on_layer=lambda given, keys: rows.append((given.layer, given.raw_key.shape[1])))
+    forward(model, 2, on_layer=lambda given, *_: rows.append((given.layer, given.raw_key.shape[1])))
     assert rows == [(layer, 10) for layer in range(model.num_layers)]
 
 

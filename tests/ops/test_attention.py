@@ -148,16 +148,18 @@ def test_a_rank_without_a_slot_is_an_error():
 @pytest.mark.parametrize("prompt", [1, 5, 40])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_mass_sums_the_attention_weights_of_the_prompt(spec, prompt):
-    query, keys, _ = tensors(4, 2, prompt, 160)
+    query, keys, values = tensors(4, 2, prompt, 160)
     ranks = torch.arange(100, 100 + prompt)
     expected = weights(query, keys, ranks, spec)[:, :, :100]
-    assert_close(attention_mass(query, keys, ranks, 100, spec), expected.sum(dim=(0, 1)), KERNEL[torch.float32])
-    l2 = attention_mass(query, keys, ranks, 100, spec, "l2")
+    mass, out = attention_mass(query, keys, values, ranks, 100, spec)
+    assert_close(mass, expected.sum(dim=(0, 1)), KERNEL[torch.float32])
+    assert_close(out, attend(query, keys, values, ranks, spec), KERNEL[torch.float32])
+    l2, _ = attention_mass(query, keys, values, ranks, 100, spec, "l2")
     assert_close(l2, expected.mean(dim=0).square().sum(dim=0).sqrt(), KERNEL[torch.float32])
 
 
 def test_mass_takes_its_softmax_over_prompt_keys_too():
-    query, keys, _ = tensors(4, 2, 8, 160)
+    query, keys, values = tensors(4, 2, 8, 160)
     ranks = torch.arange(100, 108)
-    total = attention_mass(query, keys, ranks, 100, SPECS["plain"]).sum()
+    total = attention_mass(query, keys, values, ranks, 100, SPECS["plain"])[0].sum()
     assert total < 4 * 8  # heads × rows would mean that the prompt's own keys were left out of the softmax

@@ -17,8 +17,9 @@ from infoflow_kv.models.rotary import RotaryTables
 from infoflow_kv.ops import Staircase
 from infoflow_kv.shapes import Bool, Float, Int, Tensor
 
-# Called in each layer after the rows' K/V were written; may raise StopForward. Gets the layer's input and key slots.
-OnLayer = Callable[[AttentionInput, Tensor], None]
+# Called in each layer after the rows' K/V were written, with the layer's input, key slots and value slots. Returns the
+# attention output where it has made it already, else None; may raise StopForward.
+OnLayer = Callable[[AttentionInput, Tensor, Tensor], Tensor | None]
 
 
 @runtime_checkable
@@ -65,8 +66,8 @@ def forward_rows(
     current = Staircase(ranks)
     is_written = False
 
-    def write(given: AttentionInput) -> Tensor | None:
-        """The rows' K/V go into their slots; the rows that go on, where not all do."""
+    def write(given: AttentionInput) -> tuple[Tensor | None, Tensor | None]:
+        """The rows' K/V go into their slots; which rows go on (None: all), and the output where `on_layer` made it."""
         layer_keys, layer_values = keys[given.layer], values[given.layer]
         rows, kept = current.ranks, None
         new_keys, new_values, slots = given.key, given.value, rows
@@ -77,9 +78,7 @@ def forward_rows(
                 new_keys, new_values, slots = new_keys[:, mask], new_values[:, mask], rows[mask]
         layer_keys.index_copy_(1, slots, new_keys)
         layer_values.index_copy_(1, slots, new_values)
-        if on_layer is not None:
-            on_layer(given, layer_keys)
-        return kept
+        return kept, on_layer(given, layer_keys, layer_values) if on_layer is not None else None
 
     def write_last(given: AttentionInput) -> None:
         nonlocal is_written, current
@@ -89,8 +88,9 @@ def forward_rows(
 
     def attend(given: AttentionInput) -> Tensor | Narrowed:
         nonlocal current
-        kept = None if is_written else write(given)
-        out = current.attend(given.query, keys[given.layer], values[given.layer], given.spec)
+        kept, out = (None, None) if is_written else write(given)
+        if out is None:
+            out = current.attend(given.query, keys[given.layer], values[given.layer], given.spec)
         if kept is None or kept.numel() == current.ranks.numel():
             return out
         current = Staircase(current.ranks[kept])

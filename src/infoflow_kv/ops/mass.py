@@ -17,13 +17,15 @@ ROWS_PER_STEP = 32
 def attention_mass(
     query: Float[Tensor, "heads prompt head_dim"],
     keys: Float[Tensor, "kv_heads slots head_dim"],
+    values: Float[Tensor, "kv_heads slots head_dim"],
     ranks: Int[Tensor, " prompt"],
     num_context: int,
     spec: AttentionSpec,
     reduction: Reduction = "sum",
     weight: Float[Tensor, "kv_heads context"] | None = None,
-) -> Float[Tensor, " context"]:
-    """float32 score of each context slot for one layer; softmax over context *and* prompt keys.
+) -> tuple[Float[Tensor, " context"], Float[Tensor, "heads prompt head_dim"]]:
+    """float32 score of each context slot for one layer, and the layer's attention output, which is made of the same
+    weights. Softmax over context *and* prompt keys.
 
     `sum`: sum of the weights over rows and heads (eq. 7). `l2`: L2 norm over the rows of the head-mean weights (the
     authors' released code). `entropy`: the sum in which each row of a head counts by 1 − H / log n, H the entropy of
@@ -36,11 +38,14 @@ def attention_mass(
     group = query.shape[0] // kv_heads
     filled = int(ranks[-1]) + 1
     total = torch.zeros(num_context, dtype=torch.float32, device=query.device)
+    outs = []
     for start in range(0, query.shape[1], ROWS_PER_STEP):
         part = query[:, start : start + ROWS_PER_STEP]
         mask = visible(ranks[start : start + ROWS_PER_STEP], 0, filled, spec.window).repeat(group, 1)
         logits = masked_logits(part.reshape(kv_heads, -1, part.shape[2]), keys[:, :filled], mask, spec)
         weights = torch.softmax(with_sinks(logits, spec, group), dim=-1)
+        seen_values = values[:, :filled]
+        outs.append((weights[..., :filled].to(values.dtype) @ seen_values).view(query.shape[0], part.shape[1], -1))
         if reduction == "entropy":
             seen = mask.sum(dim=-1).clamp_min(2).log()
             focus = 1 - torch.special.entr(weights).sum(dim=-1) / seen
@@ -52,4 +57,4 @@ def attention_mass(
         else:
             per_row = weights.reshape(query.shape[0], part.shape[1], num_context).mean(dim=0)
             total += per_row.square().sum(dim=0)
-    return total.sqrt() if reduction == "l2" else total
+    return total.sqrt() if reduction == "l2" else total, torch.cat(outs, dim=1)

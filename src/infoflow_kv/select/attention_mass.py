@@ -40,14 +40,17 @@ class AttentionMass:
         ranks = torch.arange(context.num_tokens, end, device=context.keys.device)
         last = max(self.layers)
 
-        def add(given: AttentionInput, keys: Tensor) -> None:
-            if given.layer in self.layers:
-                weight = self.weigh(scene, given.layer) if self.weigh is not None else None
-                scores.append(
-                    attention_mass(given.query, keys, ranks, context.num_tokens, given.spec, self.reduction, weight)
-                )
+        def add(given: AttentionInput, keys: Tensor, values: Tensor) -> Tensor | None:
+            if given.layer not in self.layers:
+                return None
+            weight = self.weigh(scene, given.layer) if self.weigh is not None else None
+            score, out = attention_mass(
+                given.query, keys, values, ranks, context.num_tokens, given.spec, self.reduction, weight
+            )
+            scores.append(score)
             if given.layer == last:
                 raise StopForward
+            return out
 
         # The prompt's K/V that this leaves in its slots are those over unrepaired KV; repair writes them anew.
         rotary = scene.rotary.at(slice(context.num_tokens, end))
