@@ -98,7 +98,7 @@ def scoring_context(request: Request, exact_tokens: int) -> tuple[Context, Rotar
     num_prompt = int(request.suffix.shape[0])
     positions = scoring_positions(request.recipe.geometry, head_tokens, lengths, origin, num_prompt)
     tables = model.rotary().tables(positions)
-    return assemble(model, parts.all, tables, int(positions.shape[0]), exact_tokens), tables
+    return assemble(model, parts.identities, parts.all, tables, int(positions.shape[0]), exact_tokens), tables
 
 
 def score(request: Request, context: Context, tables: RotaryTables) -> "Tensor":

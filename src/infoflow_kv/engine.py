@@ -271,7 +271,11 @@ class Engine:
         clock.mark("reorder")
         if reuse:
             exact = self._supply.exact_tokens(parts, num_context + num_rows)
-            context = assemble(self.model, parts.all, tables, num_slots, exact)
+            identities, taken = parts.identities, iter(parts.all)
+            if recipe.geometry == "GLOBAL":  # no other geometry will assemble them again
+                taken, parts = parts.hand_over()
+                request = replace(request, parts=parts)
+            context = assemble(self.model, identities, taken, tables, num_slots, exact)
         else:
             context = reserve(self.model, prompt, num_slots)
         clock.mark("assemble")

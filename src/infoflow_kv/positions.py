@@ -4,13 +4,13 @@ GLOBAL, as inference uses it: context 0..N-1 over all chunks, prompt N..N+M-1 (d
 geometries are choices of origins for scoring only (section 8): repair and decoding always use GLOBAL.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from infoflow_kv.errors import ComputeError, unknown_name
 from infoflow_kv.models import LanguageModel, Rotary, RotaryTables
-from infoflow_kv.records import ChunkKV, Context, Prompt, Span
+from infoflow_kv.records import ChunkIdentity, ChunkKV, Context, Prompt, Span
 from infoflow_kv.shapes import Int, Tensor
 
 # name → where the context stands, where the prompt stands
@@ -70,22 +70,27 @@ def request_tables(rotary: Rotary, num_context: int, num_prompt: int) -> RotaryT
 
 def assemble(
     model: LanguageModel,
-    parts: Sequence[ChunkKV],
+    identities: Sequence[ChunkIdentity],
+    parts: Iterable[ChunkKV],
     rotary: RotaryTables,
     num_slots: int,
     exact_tokens: int,
 ) -> Context:
     """The context of these parts in this order (the head first, where there is one), rotated by the model itself.
 
-    `rotary` covers at least the context's slots. `exact_tokens`: how many leading tokens are what full prefill would
-    give (docs/method.md, section 5). The parts are copied: stored KV is never written into.
+    `identities` are the parts' own, known before the first of them is taken. `rotary` covers at least the context's
+    slots. `exact_tokens`: how many leading tokens are what full prefill would give (docs/method.md, section 5). The
+    parts are copied one after the other, so that whoever hands them over need not hold them all: stored KV is never
+    written into.
     """
-    spans = lay_out([part.num_tokens for part in parts])
+    spans = lay_out([len(identity.token_ids) for identity in identities])
     num_context = spans[-1].stop if spans else 0
     if num_slots < num_context or exact_tokens > num_context:
         raise ComputeError(f"{num_context} context tokens do not fit {num_slots} slots with {exact_tokens} exact ones")
     keys, values = model.empty_slots(num_slots)
-    for part, span in zip(parts, spans, strict=True):
+    for part, identity, span in zip(parts, identities, spans, strict=True):
+        if part.identity != identity:
+            raise ComputeError("a part is not the one that was announced; its tokens would get another's KV")
         if part.keys.dtype != model.dtype or part.keys.shape != keys[:, :, span.start : span.stop].shape:
             raise ComputeError(
                 f"stored KV is {part.keys.dtype} {tuple(part.keys.shape)}, expected {model.dtype} "
@@ -97,7 +102,7 @@ def assemble(
         # Layer by layer and part by part: what rotation makes on the way then stays in the processor's cache.
         for layer in range(model.num_layers):
             keys[layer, :, own] = tables.rotate_keys(layer, part.keys[layer].to(keys.device))
-    ids = torch.tensor([t for part in parts for t in part.identity.token_ids], dtype=torch.int64, device=model.device)
+    ids = torch.tensor([t for i in identities for t in i.token_ids], dtype=torch.int64, device=model.device)
     return Context(keys=keys, values=values, token_ids=ids, spans=spans, exact_tokens=exact_tokens)
 
 

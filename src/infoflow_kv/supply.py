@@ -36,6 +36,21 @@ class Parts:
     def all(self) -> tuple[ChunkKV, ...]:
         return ((self.head,) if self.head is not None else ()) + self.chunks
 
+    @property
+    def identities(self) -> tuple[ChunkIdentity, ...]:
+        return tuple(part.identity for part in self.all)
+
+    def hand_over(self) -> tuple[Iterator[ChunkKV], "Parts"]:
+        """The KV one after the other, each forgotten once the next is asked for, and the parts without the chunks: a
+        request then holds its context's KV once, not twice."""
+        waiting = list(reversed(self.all))
+
+        def one_by_one() -> Iterator[ChunkKV]:
+            while waiting:
+                yield waiting.pop()
+
+        return one_by_one(), replace(self, chunks=())
+
     def reordered(self, order: Sequence[int]) -> "Parts":
         moved = None if self.movement is None else tuple(self.movement[index] for index in order)
         return replace(self, chunks=tuple(self.chunks[index] for index in order), movement=moved)
