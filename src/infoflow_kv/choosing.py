@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What choosing looks at: one request before repair. `truth`: values of a full prefill, for the oracle."""
+    """What choosing looks at: one request before repair. `sensitivity`: see `Parts`, for methods that need it. `truth`:
+    values of a full prefill, for the oracle."""
 
     model: LanguageModel
     recipe: Recipe
@@ -29,6 +30,7 @@ class Request:
     parts: Parts
     suffix: "Tensor"
     seed: int
+    sensitivity: "Tensor | None" = None
     truth: "Tensor | None" = None
 
 
@@ -98,12 +100,12 @@ def scoring_context(request: Request, exact_tokens: int) -> tuple[Context, Rotar
     num_prompt = int(request.suffix.shape[0])
     positions = scoring_positions(request.recipe.geometry, head_tokens, lengths, origin, num_prompt)
     tables = model.rotary().tables(positions)
-    return assemble(model, parts.identities, parts.all, tables, int(positions.shape[0]), exact_tokens), tables
+    return assemble(model, parts.all, tables, int(positions.shape[0]), exact_tokens), tables
 
 
 def score(request: Request, context: Context, tables: RotaryTables) -> "Tensor":
     """The scores of the context's tokens."""
-    method, sensitivity = request.recipe.method, request.parts.sensitivity()
+    method, sensitivity = request.recipe.method, request.sensitivity
     assert method.selector is not None
     if sensitivity is not None:
         sensitivity = sensitivity.to(request.model.device)

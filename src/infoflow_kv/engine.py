@@ -14,8 +14,9 @@ from infoflow_kv.choosing import Choice, Request, choose, order_chunks, permuted
 from infoflow_kv.chunking import MIN_CHUNK_TOKENS, TextEncoder, layout, render, split
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
+from infoflow_kv.kept import ContextKey, Kept, KeptContexts, keep_of
 from infoflow_kv.models import LanguageModel
-from infoflow_kv.positions import assemble, request_tables, reserve
+from infoflow_kv.positions import assemble_one_by_one, request_tables, reserve
 from infoflow_kv.prefilling import NEIGHBOUR
 from infoflow_kv.recipes import Recipe, change, make_recipe
 from infoflow_kv.records import (
@@ -54,7 +55,8 @@ class Engine:
     share of the budget that is spread over all chunks first, and the most that one chunk gets of it. `repair_layers`:
     layers whose stored KV is replaced (an ablation). `chunk_tokens`: longest chunk. `head_policy`: `head` prefills
     chunks behind the chat header, `none` alone. `namespace`: tenant; KV is never reused across namespaces. `labels`:
-    put `Question:` before the question; without, it brings all words behind the documents with it.
+    put `Question:` before the question; without, it brings all words behind the documents with it. `kept_bytes`: keep
+    up to so many bytes of repaired contexts in memory, for follow-up questions over the same documents.
 
     Raises OptionError for anything outside its range. Safe to share between threads.
 
@@ -82,6 +84,7 @@ class Engine:
         chunk_cap: float = 1.0,
         repair_layers: str = "all",
         labels: bool = True,
+        kept_bytes: int = 0,
     ) -> None:
         self.model = model
         self.store = store
@@ -107,6 +110,7 @@ class Engine:
         self.template = render(model.tokenizer, instruction=instruction, system=system, labels=labels)
         # The head depends on neither question nor documents: any prompt shows it.
         self.head_ids = layout("?", (), self.template, self.encoder).head_ids
+        self._kept = KeptContexts(kept_bytes)
         self._supply = Supply(
             model,
             store,
@@ -258,24 +262,26 @@ class Engine:
         suffix = torch.tensor(prompt.suffix_ids, device=self.model.device)
 
         clock = Clock()
-        parts = self._supply.parts(prompt) if reuse else Parts(None, (), 0, num_context, 0)
-        if "sensitivity" in recipe.method.needs:
-            parts = self._supply.with_movement(parts)
+        key, kept = self._find_kept(prompt, recipe, num_context + num_rows)
+        parts = self._parts(prompt, recipe, kept)
         clock.mark("load")
-        request = Request(self.model, recipe, prompt, parts, suffix, seed, truth)
+        sensitivity = parts.sensitivity() if kept is None else kept.sensitivity
+        request = Request(self.model, recipe, prompt, parts, suffix, seed, sensitivity, truth)
         order = tuple(range(len(prompt.chunks)))
         if reuse and recipe.reorder and len(order) > 1:
             order = order_chunks(request)
             prompt, parts = permuted(prompt, order), parts.reordered(order)
-            request = replace(request, prompt=prompt, parts=parts)
+            request = replace(request, prompt=prompt, parts=parts, sensitivity=parts.sensitivity())
         clock.mark("reorder")
-        if reuse:
+        if kept is not None:
+            context = kept.context(self.model, num_slots)
+        elif reuse:
             exact = self._supply.exact_tokens(parts, num_context + num_rows)
             identities, taken = parts.identities, iter(parts.all)
             if recipe.geometry == "GLOBAL":  # no other geometry will assemble them again
                 taken, parts = parts.hand_over()
                 request = replace(request, parts=parts)
-            context = assemble(self.model, identities, taken, tables, num_slots, exact)
+            context = assemble_one_by_one(self.model, identities, taken, tables, num_slots, exact)
         else:
             context = reserve(self.model, prompt, num_slots)
         clock.mark("assemble")
@@ -283,10 +289,13 @@ class Engine:
             choice = choose(request, context, tables)
         else:
             choice = Choice(Selection(torch.arange(context.num_tokens, device=self.model.device)))
+        repaired = choice.selection if kept is None else kept.without(choice.selection)
         clock.mark("score")
         rows = torch.cat([suffix, torch.tensor(forced_ids, dtype=suffix.dtype, device=suffix.device)])
-        logits = repair(self.model, context, choice.selection, rows, tables, 1 + forced, choice.rule)
+        logits = repair(self.model, context, repaired, rows, tables, 1 + forced, choice.rule)
         clock.mark("repair")
+        if key is not None:
+            self._kept.keep(key, keep_of(context, kept, repaired.slots, sensitivity))
 
         selection = choice.after()
         usage = Usage(
@@ -295,10 +304,11 @@ class Engine:
             chunks=len(prompt.chunks),
             cached_chunks=parts.cached_chunks,
             reusable_tokens=context.reusable_tokens if reuse else 0,
-            recomputed_tokens=selection.num_tokens if reuse else 0,
+            recomputed_tokens=repaired.num_tokens if kept is not None else selection.num_tokens if reuse else 0,
             prefilled_tokens=parts.prefilled_tokens,
             new_tokens=0,
             measured_tokens=parts.measured_tokens,
+            kept_tokens=0 if kept is None else int(kept.repaired.sum()),
         )
         timings = Timings(
             load_seconds=clock["load"],
@@ -309,6 +319,25 @@ class Engine:
         return Run(prompt, recipe, order, context, rotary, selection, logits, usage, timings, parts.unstored)
 
     # ---- steps ----
+
+    def _parts(self, prompt: Prompt, recipe: Recipe, kept: Kept | None) -> Parts:
+        """The KV of the request's chunks; none where nothing is reused, or where a kept context holds it."""
+        if kept is not None:
+            return Parts(None, (), len(prompt.chunks), 0, 0)
+        if not recipe.method.reuse:
+            return Parts(None, (), 0, prompt.context_tokens, 0)
+        parts = self._supply.parts(prompt)
+        return self._supply.with_movement(parts) if "sensitivity" in recipe.method.needs else parts
+
+    def _find_kept(self, prompt: Prompt, recipe: Recipe, length: int) -> tuple[ContextKey | None, Kept | None]:
+        """Under what the request's context is kept (None: not at all), and what is kept there already."""
+        if not self._kept.max_bytes or not recipe.repairs_plainly or not prompt.chunks:
+            return None, None
+        key = self._supply.identities(prompt), self.model.rope_regime(length)
+        kept = self._kept.find(key)
+        if kept is not None and kept.sensitivity is None and "sensitivity" in recipe.method.needs:
+            return key, None
+        return key, kept
 
     def _check_regime(self, prompt_tokens: int, max_new_tokens: int) -> None:
         """OptionError where new tokens would cross from longrope's short to its long frequencies: all keys before would

@@ -70,19 +70,29 @@ def request_tables(rotary: Rotary, num_context: int, num_prompt: int) -> RotaryT
 
 def assemble(
     model: LanguageModel,
-    identities: Sequence[ChunkIdentity],
-    parts: Iterable[ChunkKV],
+    parts: Sequence[ChunkKV],
     rotary: RotaryTables,
     num_slots: int,
     exact_tokens: int,
 ) -> Context:
     """The context of these parts in this order (the head first, where there is one), rotated by the model itself.
 
-    `identities` are the parts' own, known before the first of them is taken. `rotary` covers at least the context's
-    slots. `exact_tokens`: how many leading tokens are what full prefill would give (docs/method.md, section 5). The
-    parts are copied one after the other, so that whoever hands them over need not hold them all: stored KV is never
-    written into.
+    `rotary` covers at least the context's slots. `exact_tokens`: how many leading tokens are what full prefill would
+    give (docs/method.md, section 5). The parts are copied: stored KV is never written into.
     """
+    return assemble_one_by_one(model, [part.identity for part in parts], parts, rotary, num_slots, exact_tokens)
+
+
+def assemble_one_by_one(
+    model: LanguageModel,
+    identities: Sequence[ChunkIdentity],
+    parts: Iterable[ChunkKV],
+    rotary: RotaryTables,
+    num_slots: int,
+    exact_tokens: int,
+) -> Context:
+    """As `assemble`, of parts that are handed over one after the other, so that nobody need hold them all;
+    `identities` are their own. ComputeError where another part comes than was announced."""
     spans = lay_out([len(identity.token_ids) for identity in identities])
     num_context = spans[-1].stop if spans else 0
     if num_slots < num_context or exact_tokens > num_context:

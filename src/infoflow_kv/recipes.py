@@ -33,6 +33,24 @@ class Recipe:
             raise OptionError(f"{self.method.name} knows the full prefill of the given order only; it takes no reorder")
         if self.repair_layers is not None and self.method.narrowing is not None:
             raise OptionError(f"repair_layers and {self.method.name} both say which layers run; use one of them")
+        if self.method.sets_by_layer and self.budget.cover is not None:
+            raise OptionError(
+                f"budget {self.budget} is adaptive and needs one set of tokens for all layers; {self.method.name} has "
+                "another set in each: give it a share, for example 0.15"
+            )
+
+    @property
+    def repairs_plainly(self) -> bool:
+        """Whether the rows chosen run through all layers of the context as it was given: what may be kept of it then
+        serves other questions too."""
+        return (
+            self.method.selector is not None
+            and self.method.narrowing is None
+            and self.repair_layers is None
+            and self.geometry == "GLOBAL"
+            and not self.reorder
+            and not self.method.in_laboratory_only
+        )
 
 
 def make_recipe(
@@ -70,13 +88,15 @@ def make_recipe(
 
 def change(recipe: Recipe, model: LanguageModel, method: str | None, budget: Any, layers: str) -> Recipe:
     """The recipe with another method or budget; `layers`: the engine's layer set as it was written."""
+    changes: dict[str, Any] = {}
     if method is not None:
         found = find_method(method)
         reorder = recipe.reorder and (found.selector is not None or not found.reuse)
-        recipe = replace(recipe, method=found, layers=method_layers(model, found, layers), reorder=reorder)
+        changes = {"method": found, "layers": method_layers(model, found, layers), "reorder": reorder}
     if budget is not None:
-        recipe = replace(recipe, budget=check_budget(budget, recipe.budget_max))
-    return recipe
+        changes["budget"] = check_budget(budget, recipe.budget_max)
+    # At once: a method is checked with the budget that it gets, not with the one before.
+    return replace(recipe, **changes)
 
 
 def method_layers(model: LanguageModel, method: Method, layers: str) -> tuple[int, ...]:

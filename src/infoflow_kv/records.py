@@ -198,6 +198,7 @@ class Usage:
     prefilled_tokens: int
     new_tokens: int
     measured_tokens: int = 0  # tokens whose context sensitivity had to be measured on the way
+    kept_tokens: int = 0  # reusable tokens that earlier requests over the same documents had recomputed
 
 
 @dataclass(frozen=True, slots=True)

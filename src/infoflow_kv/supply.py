@@ -191,6 +191,11 @@ class Supply:
             exact += part.num_tokens
         return exact
 
+    def identities(self, prompt: Prompt) -> tuple[ChunkIdentity, ...]:
+        """The identities of head and chunks in order, as their parts have them, without loading anything."""
+        head = (self.identify_head(),) if prompt.head_ids else ()
+        return (*head, *self._identities(prompt.chunks))
+
     def _identities(self, chunks: Sequence[Chunk]) -> list[ChunkIdentity]:
         known = self.model.identity
         return [identify(self.model, c.token_ids, self._before_chunk, self.namespace, known) for c in chunks]

@@ -11,7 +11,7 @@ import tiny
 from infoflow_kv import DiskStore, Engine
 from infoflow_kv.errors import ComputeError
 from infoflow_kv.models import wrap
-from infoflow_kv.positions import assemble
+from infoflow_kv.positions import assemble_one_by_one
 
 TEXTS = [" ".join(f"Boat {n} of row {r} carries {n * r + 3} nets." for r in range(9)) for n in range(6)]
 
@@ -36,9 +36,9 @@ def test_parts_are_let_go_as_they_are_copied(model, tmp_path, monkeypatch, geome
                 gc.collect()
                 alive.append(sum(ref() is not None for ref in given))
 
-        return assemble(model, identities, one_by_one(), *rest)
+        return assemble_one_by_one(model, identities, one_by_one(), *rest)
 
-    monkeypatch.setattr(room, "assemble", watched)
+    monkeypatch.setattr(room, "assemble_one_by_one", watched)
     Engine(model, DiskStore(tmp_path), chunk_tokens=64).add(TEXTS)
     Engine(model, DiskStore(tmp_path), chunk_tokens=64, geometry=geometry).answer("How many nets?", TEXTS, 1)
     assert len(alive) >= 6
@@ -54,4 +54,4 @@ def test_a_part_that_was_not_announced_is_refused(model, tmp_path):
     swapped = [*parts.all[:1], parts.all[2], parts.all[1], *parts.all[3:]]
     tables = model.rotary().tables(torch.arange(1900))
     with pytest.raises(ComputeError, match="not the one that was announced"):
-        assemble(model, parts.identities, swapped, tables, 1900, 0)
+        assemble_one_by_one(model, parts.identities, swapped, tables, 1900, 0)
