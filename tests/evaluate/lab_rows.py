@@ -65,6 +65,7 @@ def row(item: str, arm: str, **changes: Any) -> dict[str, Any]:
         "ttft_seconds": 0.5,
         "timings": {},
         "token_ids_sha256": f"ids of {item}",
+        "prompt_ids_sha256": None,
         "stop_reason": "eos",
         "meta": {},
     }

@@ -15,6 +15,7 @@ from matplotlib.image import imread
 from infoflow_kv.errors import OptionError
 from infoflow_kv.evaluate.figures import (
     draw_budgets,
+    draw_calibration,
     draw_hops,
     draw_layers,
     draw_needle,
@@ -51,6 +52,7 @@ HOPS = [
     for hops in (1, 2, 3, 4)
     for order in ("forward", "shuffled")
 ]
+NO_HITS = [{**record, "accuracy": None, "low": None, "high": None} for record in HOPS]
 LAYERS = [
     *({"layer": i, "kl_cont": 0.2 + 0.001 * (i - 9) ** 2, "low": 0.1, "high": 0.4} for i in range(12)),
     {"layers": "all", "kl_cont": 0.19, "low": None, "high": None},
@@ -58,12 +60,12 @@ LAYERS = [
     {"layers": [2, 9], "kl_cont": 0.25, "low": None, "high": None},
 ]
 PARETO = [
-    {"method": "full", "geometry": "GLOBAL", "budget": 1.0, "x": 1.0, "y": 0.0},
-    {"method": "none", "geometry": "GLOBAL", "budget": 0.0, "x": 0.02, "y": 0.4},
-    {"method": "infoflow", "geometry": "GLOBAL", "budget": 0.05, "x": 0.07, "y": 0.3},
-    {"method": "infoflow", "geometry": "GLOBAL", "budget": 0.15, "x": 0.17, "y": 0.2},
-    {"method": "infoflow", "geometry": "HL-TP", "budget": 0.15, "x": 0.17, "y": 0.25},
-    {"method": "infoflow", "geometry": "GLOBAL", "budget": "auto:0.7", "x": 0.2, "y": 0.18},
+    {"arm": "full", "method": "full", "budget": None, "x": 1.0, "y": 0.0},
+    {"arm": "none", "method": "none", "budget": None, "x": 0.02, "y": 0.4},
+    {"arm": "infoflow", "method": "infoflow", "budget": 0.05, "x": 0.07, "y": 0.3},
+    {"arm": "infoflow", "method": "infoflow", "budget": 0.15, "x": 0.17, "y": 0.2},
+    {"arm": "infoflow[geometry=HL-TP]", "method": "infoflow", "budget": 0.3, "x": 0.32, "y": 0.25},
+    {"arm": "infoflow@auto:0.7", "method": "infoflow", "budget": "auto:0.7", "x": 0.2, "y": 0.18},
 ]
 BUDGETS = [
     {"arm": "none", "method": "none", "share": 0.0, "value": 0.4, "low": 0.35, "high": 0.45},
@@ -96,12 +98,12 @@ CASES: list[tuple[Callable[..., list[Path]], Any, list[str]]] = [
     (draw_needle, NEEDLE, ["none", "epic", "infoflow", "1K", "7.5K", "100", "found, %", "depth of the needle, %"]),
     (draw_hops, HOPS, ["none", "epic", "infoflow", "hops in shuffled order", "variables found, %", "4"]),
     (draw_layers, LAYERS, ["one layer", "layers: all", "layers 7–9", "layers 2, 9", "KL to full prefill, nats"]),
-    (draw_pareto, PARETO, ["none", "infoflow", "infoflow, HL-TP", "5%", "15%"]),
+    (draw_pareto, PARETO, ["none", "infoflow", "infoflow[geometry=HL-TP]@30%", "infoflow@auto:0.7", "5%", "15%"]),
     (draw_budgets, BUDGETS, ["none (nothing recomputed)", "infoflow", "infoflow[reorder]"]),
     (
         draw_selection,
         explained(),
-        ["1  Saltmere", "2  The lighthouse keeper's w…", "infoflow (26 of 80)", "epic (12 of 80)", "13", "6"],
+        ["1  Saltmere", "2  The lighthouse keeper's w…", "infoflow (26 tokens)", "epic (12 tokens)", "13", "6"],
     ),
 ]
 NAMES = [draw.__name__ for draw, _, _ in CASES]
@@ -185,6 +187,48 @@ def test_full_prefill_is_named_where_it_would_stand_far_away(tmp_path: Path) -> 
     assert "full" in texts(draw_pareto(near, tmp_path)[1])
 
 
+def test_a_budget_stands_over_a_line_and_in_the_name_of_a_single_point(tmp_path: Path) -> None:
+    found = texts(draw_pareto([PARETO[1], *PARETO[3:]], tmp_path)[1])
+    assert not {"5%", "15%", "30%"} & set(found)
+    assert {"infoflow@15%", "infoflow[geometry=HL-TP]@30%", "infoflow@auto:0.7"} <= set(found)
+
+
+def test_one_number_of_hops_stands_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = []
+    monkeypatch.setattr(style, "save", lambda figure, folder, name: axes.extend(figure.axes) or [])
+    draw_hops([r for r in HOPS if r["hops"] == 2], tmp_path)
+    for panel in axes:
+        low, high = panel.get_xlim()
+        places = [x for line in panel.lines for x in line.get_xdata()]
+        assert max(abs(x - 2) for x in places) < 0.1 * (high - low)
+    draw_hops([{**r, "log_probability": r["log_probability"] * (9 if r["order"] == "forward" else 1)} for r in NO_HITS],
+              tmp_path)  # fmt: skip
+    assert len({panel.get_ylim() for panel in axes[2:]}) == 1
+    assert all(label.get_visible() for panel in axes for label in panel.get_xticklabels())
+
+
+def test_a_set_with_a_gap_is_no_line_over_the_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = []
+    monkeypatch.setattr(style, "save", lambda figure, folder, name: axes.extend(figure.axes) or [])
+    draw_layers([{"layers": [3, 7], "kl_cont": 0.2}], tmp_path, num_layers=30)
+    [panel] = axes
+    thick = sorted(tuple(line.get_xdata()) for line in panel.lines if line.get_linewidth() > 1)
+    assert thick == [(2.6, 3.4), (6.6, 7.4)]
+    assert panel.get_xlim() == (-0.5, 29.5)
+
+
+def test_the_calibration_figure_shows_the_chosen_set(tmp_path: Path) -> None:
+    sets = [
+        {"method": method, "set": name, "layers": layers, "kl_cont": 0.2, "js_cont": js}
+        for method, best in (("infoflow", 0.01), ("influence", 0.3))
+        for name, layers, js in (("all", "0-5", 0.1), ("best 2", "1,4", best))
+    ]
+    curve = [{"layer": i, "layers": str(i), "kl_cont": 0.1, "low": None, "high": None} for i in range(6)]
+    found = texts(draw_calibration({"budget": 0.15, "items": 3, "curve": curve, "sets": sets}, tmp_path)[1])
+    assert "layers: best 2 (chosen)" in found and "layers: all" in found
+    assert any(text.startswith("method infoflow, budget 0.15, 3 items") for text in found)
+
+
 def test_direct_labels_do_not_touch(tmp_path: Path) -> None:
     data = [
         {"arm": f"arm{i}", "method": f"arm{i}", "share": s, "value": 0.3, "low": None, "high": None}
@@ -223,14 +267,53 @@ def test_methods_that_recompute_nothing_take_no_place(tmp_path: Path) -> None:
     none = [chunk | {"recomputed": [0] * 40} for chunk in given["methods"][1]["chunks"]]
     given["methods"][1]["chunks"] = none
     found = texts(draw_selection(given, tmp_path)[1])
-    assert "infoflow (26 of 80)" in found and not [text for text in found if text.startswith("epic")]
+    assert "infoflow (26 tokens)" in found and not [text for text in found if text.startswith("epic")]
     alone = {"methods": [{"name": "none", "chunks": none}]}
-    assert "none (0 of 80)" in texts(draw_selection(alone, tmp_path)[1])
+    assert "none (0 tokens)" in texts(draw_selection(alone, tmp_path)[1])
 
 
 def test_a_long_chunk(tmp_path: Path) -> None:
     found = texts(draw_selection(explained(3000), tmp_path)[1])
-    assert "infoflow (26 of 6000)" in found
+    assert "infoflow (26 tokens)" in found
+
+
+def test_the_map_counts_reusable_tokens_and_marks_exact_chunks(tmp_path: Path) -> None:
+    given = explained()
+    for method in given["methods"]:
+        method["reusable"] = 40
+        method["chunks"][0] |= {"exact": True, "recomputed": [0] * 40}
+        method["chunks"][1] |= {"exact": False}
+    found = texts(draw_selection(given, tmp_path)[1])
+    assert "infoflow (13 of 40 reusable tokens)" in found and found.count("exact") == 2
+
+
+def test_chunks_without_tokens_take_no_room(tmp_path: Path) -> None:
+    given = explained()
+    for method in given["methods"]:
+        method["chunks"][0] |= {"tokens": 0, "scores": [], "recomputed": []}
+    assert "1  Saltmere" in texts(draw_selection(given, tmp_path)[1])
+    with pytest.raises(OptionError, match="got 2 chunks without a token"):
+        draw_selection(explained(0), tmp_path / "none")
+
+
+# What matplotlib would read as a formula, what no XML may hold, and what a legend leaves out.
+FOREIGN = (r"From $5 to \frac{$6", "a\x00b\nc\ud800 漢", r"_x$^{$")
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+@pytest.mark.parametrize(("draw", "data", "labels"), CASES, ids=NAMES)
+def test_foreign_text_is_drawn_as_it_is(
+    tmp_path: Path, draw: Callable[..., list[Path]], data: Any, labels: list[str], foreign: str
+) -> None:
+    if draw is draw_selection:
+        data = explained(title=foreign)
+        data["methods"] = [{**data["methods"][0], "name": foreign}]
+    else:
+        names = ("arm", "method", "order", "name")
+        data = [{k: foreign if k in names else v for k, v in record.items()} | {"name": foreign} for record in data]
+    shown = style.words(foreign)
+    found = texts(draw(data, tmp_path)[1])
+    assert "\n" not in shown and any(shown in text for text in found)
 
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_choices_are_scored_by_their_letter() -> None:
     found = measure(rows)
     assert [r["choice"] for r in found] == [1.0, 0.0, 0.0, None]
     assert all(r["f1_longbench"] is r["exact_match"] is r["f1_paper"] is r["hit"] is None for r in found)
-    rows = [full(f"c{i}", answers=["B"], prediction="B", meta={"task": "choice"}) for i in range(3)]
+    rows = [full(f"c{i}", answers=["B"], prediction="B", meta={"task": "choice"}) for i in range(6)]
     assert [(g.field, g.passed) for g in gates(rows)] == [("nll_delta", True), ("choice", True)]
 
 
@@ -181,11 +181,11 @@ def test_yes_and_no_are_compared_by_mcnemar(field: str, right: Any, wrong: Any, 
 
 
 def test_shares_keep_the_sign_flips() -> None:
-    rows = [full(f"v{i}", answers=["A1", "B1"], prediction="A1 B1", meta=TRACKING) for i in range(4)]
+    rows = [full(f"v{i}", answers=["A1", "B1"], prediction="A1 B1", meta=TRACKING) for i in range(6)]
     rows += [row(f"v{i}", arm, answers=["A1", "B1"], prediction=said, meta=TRACKING)
-             for arm, said in (("x", "A1 B1"), ("y", "A1")) for i in range(4)]  # fmt: skip
+             for arm, said in (("x", "A1 B1"), ("y", "A1")) for i in range(6)]  # fmt: skip
     [found] = compare(rows, "y", "hit", arms=["x"])
-    assert (found.difference.mean, found.p) == (0.5, 0.125)
+    assert (found.difference.mean, found.p) == (0.5, 2 / 2**6)
 
 
 def test_intervals_know_their_clusters() -> None:
@@ -213,14 +213,14 @@ def test_arms_are_pooled_over_the_same_data_sets() -> None:
 
 def test_answers_are_pooled_where_all_arms_that_answer_do() -> None:
     """y wrote answers on b only: on a it has none, and x's there must not stand beside y's of b."""
-    rows = [full(f"{d}{i}", dataset=d) for d in "ab" for i in range(3)]
+    rows = [full(f"{d}{i}", dataset=d) for d in "ab" for i in range(6)]
     rows += [row(f"{d}{i}", arm, dataset=d, prediction=None if (d, arm) == ("a", "y") else d)
-             for d in "ab" for arm in "xy" for i in range(3)]  # fmt: skip
+             for d in "ab" for arm in "xy" for i in range(6)]  # fmt: skip
     scores = score(rows)
     assert pooled_datasets(scores, "kl_cont") == ["a", "b"]
     assert pooled_datasets(scores, "f1_longbench") == ["b"]
-    assert by(scores, "pooled", "x").summaries["f1_longbench"].n == 3
-    assert by(scores, "pooled", "x").summaries["kl_cont"].n == 6
+    assert by(scores, "pooled", "x").summaries["f1_longbench"].n == 6
+    assert by(scores, "pooled", "x").summaries["kl_cont"].n == 12
 
 
 def test_items_of_one_document_flip_together() -> None:
@@ -232,10 +232,10 @@ def test_items_of_one_document_flip_together() -> None:
 
 
 def test_higher_is_better_for_answers() -> None:
-    rows = [full(f"q{i}") for i in range(3)]
-    rows += [row(f"q{i}", "x", prediction="wrong") for i in range(3)]
+    rows = [full(f"q{i}") for i in range(6)]
+    rows += [row(f"q{i}", "x", prediction="wrong") for i in range(6)]
     [found] = compare(rows, "full", "f1_longbench")
-    assert (found.difference.mean, found.tally) == (-1.0, (0, 0, 3))
+    assert (found.difference.mean, found.tally) == (-1.0, (0, 0, 6))
 
 
 def test_comparing_unknown_names_is_refused() -> None:
@@ -255,7 +255,7 @@ def test_arms_without_a_common_item_are_left_out() -> None:
 def gated_rows() -> list[dict[str, Any]]:
     """Set `can` needs its context; `knows` is answered without it; on `unknown` nobody asked without it."""
     rows = []
-    for i in range(3):
+    for i in range(6):
         rows.append(full(f"can{i}", dataset="can"))
         rows.append(full(f"knows{i}", dataset="knows", closed_gold_nll=1.5, closed_prediction="Oberoi Group"))
         rows.append(full(f"unknown{i}", dataset="unknown", closed_gold_nll=None, closed_prediction=None))
@@ -278,34 +278,46 @@ def test_gates() -> None:
         ("unknown", "f1_paper"): None,
     }
     nll = found["can", "nll_delta"]
-    assert (nll.n, nll.full, nll.closed) == (3, 1.5, 3.0)
+    assert (nll.n, nll.full, nll.closed) == (6, 1.5, 3.0)
     f1 = found["can", "f1_longbench"]
     assert (f1.full, f1.closed) == (1.0, 0.0)
 
 
+def test_a_gate_has_three_outcomes_and_says_which() -> None:
+    beats, not_better = gates(gated_rows())[0], gates(gated_rows())[3]
+    few = gates([full(f"q{i}", group="d") for i in range(3)])[0], gates([full(f"q{i}") for i in range(2)])[0]
+    unknown = gates([full("q", closed_gold_nll=None)])[0]
+    assert (beats.passed, beats.why) == (True, "full prefill beats the model without context")
+    assert (not_better.passed, not_better.why) == (False, "full prefill does not beat the model without context")
+    assert [(g.passed, g.why) for g in few] == [
+        (None, f"too few documents to say ({clusters} of at least 6)") for clusters in (1, 2)
+    ]
+    assert (unknown.passed, unknown.why) == (None, "not measured")
+
+
 def test_made_sets_are_gated_by_what_is_found() -> None:
-    rows = [full(f"n{i}", answers=["77"], prediction="77", meta=NEEDLE) for i in range(3)]
+    rows = [full(f"n{i}", answers=["77"], prediction="77", meta=NEEDLE) for i in range(6)]
     assert [(g.field, g.passed) for g in gates(rows)] == [("nll_delta", True), ("hit", True)]
 
 
 def test_task_measures_count_only_sets_that_pass() -> None:
     rows = gated_rows()
     pooled = by(score(rows), "pooled", "x").summaries
-    assert (pooled["nll_delta"].n, pooled["nll_delta"].mean) == (3, 0.25)
-    assert (pooled["exact_match"].n, pooled["f1_longbench"].n) == (3, 3)
-    assert (pooled["kl_cont"].n, pooled["kl_cont"].mean) == (9, 2.25)  # distances count everywhere
+    assert (pooled["nll_delta"].n, pooled["nll_delta"].mean) == (6, 0.25)
+    assert (pooled["exact_match"].n, pooled["f1_longbench"].n) == (6, 6)
+    assert (pooled["kl_cont"].n, pooled["kl_cont"].mean) == (18, 2.25)  # distances count everywhere
     assert by(score(rows), "knows", "x").summaries["nll_delta"].mean == 1.0
     [task] = compare(rows, "full", "nll_delta")
-    assert (task.difference.n, task.difference.mean) == (3, 0.25)
+    assert (task.difference.n, task.difference.mean) == (6, 0.25)
     [distance] = compare(rows, "full", "kl_cont")
-    assert distance.difference.n == 9
+    assert distance.difference.n == 18
     assert compare([r for r in rows if r["dataset"] == "knows"], "full", "exact_match") == []
 
 
 def test_intervals_of_means() -> None:
     rows = gated_rows()
     interval = interval_of(rows, "x", "nll_delta")
-    assert interval is not None and (interval.mean, interval.low, interval.high, interval.n) == (0.25, 0.25, 0.25, 3)
+    assert interval is not None and (interval.mean, interval.low, interval.high, interval.n) == (0.25, 0.25, 0.25, 6)
     assert interval_of(rows, "x", "selection_lift") is None
     with pytest.raises(OptionError, match="unknown measure"):
         interval_of(rows, "x", "kl")

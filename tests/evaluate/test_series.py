@@ -7,8 +7,10 @@ import pytest
 
 from evaluate.lab_rows import made_run, row
 from infoflow_kv.evaluate.figures import series
+from infoflow_kv.evaluate.figures.points import num_layers
 from infoflow_kv.evaluate.figures.series import Plate, plates
 from infoflow_kv.evaluate.findings import find
+from infoflow_kv.evaluate.tables import budget_table, found_by
 
 FEW = 200  # resamples
 ARMS = ("full", "none", "infoflow@0.15")
@@ -51,7 +53,7 @@ def test_one_figure_a_made_data_set(drawn: dict[str, Any]) -> None:
     assert {"needle-near-1", "needle-far", "hops-vt_a", "hops-vt_b"} <= found.keys()
     assert not {"needle", "hops"} & found.keys()
     assert (found["needle-far"].dataset, found["needle-far"].task) == ("far", "niah")
-    assert found["needle-far"].caption.endswith(": `far`")
+    assert ": `far`, found, %. Whole needles" in found["needle-far"].caption
     assert {r["length"] for r in drawn["needle-far"]} == {2000}
     assert {"needle", "hops"} <= named(needles("far") + tracking("vt")).keys()
 
@@ -110,3 +112,88 @@ def test_times_are_said_to_be_an_upper_bound(drawn: dict[str, Any]) -> None:
     caption = named(made_run(items=2))["pareto-ttft"].caption
     for words in ("start with the KV in memory", "15 teacher-forced rows", "upper bound", "`infoflow-kv bench`"):
         assert words in caption
+
+
+def test_all_arms_of_a_figure_stand_on_the_same_items(drawn: dict[str, Any]) -> None:
+    """epic ran on the two easy items only: its mean beside one over all four would be no comparison."""
+    easy = [row(f"q{i}", arm, kl_cont=0.1) for i in range(2) for arm in ("infoflow@0.15", "epic@0.15")]
+    hard = [row(f"q{i}", "infoflow@0.15", kl_cont=0.9) for i in (2, 3)]
+    layers = [row(f"q{i}", "infoflow[layers=3,7]@0.15", kl_cont=0.2, layers="3,7") for i in range(4)]
+    once = [row("q0", "a3@0.15", kl_cont=0.0)]
+    found = named([row(f"q{i}", "full") for i in range(4)] + easy + hard + layers + once)
+    assert {p["arm"]: p["value"] for p in drawn["budgets-kl"]} == {"infoflow": 0.1, "epic": 0.1}
+    assert {p["y"] for p in drawn["pareto-rows"]} == {0.1}
+    for name in ("budgets-kl", "budgets-js", "pareto-rows", "pareto-ttft"):
+        caption = found[name].caption
+        assert "same 2 items; left out, as they have too few of them: `a3@0.15`" in caption
+    assert "same 4 items" in found["layers-infoflow"].caption
+
+
+def test_arms_that_are_drawn_elsewhere_are_named_as_such(drawn: dict[str, Any]) -> None:
+    arms = ("full", "none", "infoflow@0.15", "infoflow[reorder]@0.15", "infoflow[repair_layers=0-14]@0.15")
+    more = ("infoflow[geometry=HL-TP]@0.15", "infoflow[layers=3,7]@0.15")
+    rows = [row(f"q{i}", arm) for i in range(6) for arm in (*arms, *more)]
+    rows += [row(f"q{i}", "influence@0.8") | {"arm": "influence@auto:0.8", "budget": "auto:0.8"} for i in range(6)]
+    rows += [row(f"q{i}", "influence@0.3") for i in range(6)]
+    found = named(rows)
+    assert [p["arm"] for p in drawn["pareto-rows"]] == [
+        "full", "none", "infoflow", "infoflow[reorder]", "infoflow[repair_layers=0-14]", "infoflow[geometry=HL-TP]",
+        "influence@auto:0.8", "influence",
+    ]  # fmt: skip
+    assert "influence@auto:0.8" in {p["arm"] for p in drawn["budgets-kl"]}
+    assert "Not drawn: the layer variants (1)" in found["pareto-rows"].caption
+    assert "Not drawn: the layer and geometry variants (2)" in found["budgets-kl"].caption
+
+
+def test_captions_say_what_is_drawn(drawn: dict[str, Any]) -> None:
+    rows = needles("niah") + needles("niah", kind="split") + needles("niah", place="start") + tracking("vt")
+    found = named(rows)
+    needle, hops = found["needle"].caption, found["hops"].caption
+    assert "Whole needles at any place in their passage, 1 item a cell" in needle
+    assert "Not drawn: 4 items whose needle is cut, spread or placed" in needle
+    assert "nats a token. 2 items a point" in hops and "With intervals (few clusters: 2)" in hops
+    assert "stand a little apart" in hops and "stand a little apart" in found["budgets-kl"].caption
+    alone = named([{**r, "prediction": None, "group": "d"} for r in tracking("vt")])["hops"]
+    assert "Without intervals (too few documents)" in alone.caption and "log-probability" in alone.caption
+    assert alone.field == "log_probability"
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"length": 10**400},
+        {"length": True},
+        {"length": 0},
+        {"depth": -5},
+        {"depth": 10**350},
+        {"depth": True},
+        {"task": "vt", "hops": 10**400},
+        {"task": "vt", "hops": 0},
+        {"task": "vt", "hops": True},
+        {"task": "vt", "hops": 1.5},
+    ],
+)
+def test_facts_out_of_range_are_neither_drawn_nor_a_column(drawn: dict[str, Any], meta: dict[str, Any]) -> None:
+    facts = {"task": "niah", "kind": "one", "length": 1000, "depth": 0.5, **meta}
+    rows = [row(f"q{i}", arm, answers=["77"], meta=facts) for i in range(2) for arm in ARMS]
+    findings = find(rows, resamples=FEW)
+    assert not {"needle", "hops"} & {plate.name for plate in plates(findings)}
+    assert found_by(findings, "made", "vt", "hops") == ""
+
+
+def test_the_layer_axis_ends_with_the_model(drawn: dict[str, Any]) -> None:
+    sets = {"infoflow@0.15": "2-6", "infoflow[layers=3,7]@0.15": "3,7", "a3@0.15": "all"}
+    rows = [row(f"q{i}", arm, layers=layers) for i in range(2) for arm, layers in sets.items()]
+    assert num_layers(find(rows, resamples=FEW)) == 8
+    assert num_layers(find([{**rows[0], "delta_k": {"reused": [0.1] * 30}}, *rows[1:]], resamples=FEW)) == 30
+    assert num_layers(find([row("q", "a3@0.15")], resamples=FEW)) is None
+    named(rows)
+    assert [p["layers"] for p in drawn["layers-infoflow"]] == [[2, 3, 4, 5, 6], [3, 7]]
+
+
+def test_times_are_medians_as_in_the_table(drawn: dict[str, Any]) -> None:
+    rows = [row(f"q{i}", "full", ttft_seconds=1.0) for i in range(3)]
+    rows += [row(f"q{i}", "infoflow@0.15", ttft_seconds=t) for i, t in enumerate((0.1, 0.2, 0.9))]
+    caption = named(rows)["pareto-ttft"].caption
+    assert [p["x"] for p in drawn["pareto-ttft"] if p["arm"] == "infoflow"] == [0.2] and "median" in caption
+    assert "| TTFT ÷ full, median of items |" in budget_table(find(rows, resamples=FEW))

@@ -14,7 +14,7 @@ import pytest
 from explaining.browsing import chromium
 from explaining.made_reports import made_report
 from infoflow_kv.errors import OptionError
-from infoflow_kv.explaining import render_page
+from infoflow_kv.explaining import render_page, selections
 
 HOSTILE = ["</script><script>alert(1)</script>", "<!--", "&lt;", "\"'`", "\u2028\u2029", "\ud800", "\x00\r\n", "$model"]
 
@@ -168,6 +168,10 @@ def _drop(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("budget", math.inf), r"'budget' of the report is inf; a finite number is needed"),
         (_set("prompt_tokens", "What"), r"'prompt_tokens' of the report is a str; a list is needed"),
         (_set("chunks", 0, "tokens", 0, 7), r"a token of chunk 0 is a int; a string is needed"),
+        (_set("budget", 10**400), r"'budget' of the report is an integer of many digits; a finite number is needed"),
+        (_set("methods", 2, "chunks", 1, "mass", 1.7976e308), r"'mass' of .* is 1.7976e\+308; .* at most 1e\+300"),
+        (_set("methods", 2, "chunks", 1, "scores", 4, 10**400), r"the score of token 4 is an integer of many digits"),
+        (_set("methods", 2, "usage", "chunks", -(10**400)), r"'chunks' of usage .* is an integer of many digits"),
         (_set("methods", []), r"at least one"),
         (_set("methods", 2, "chunks", 1, "scores", 4, math.nan), r"'infoflow', chunk 1: the score of token 4 is nan"),
         (_set("methods", 2, "chunks", 1, "scores", 4, None), r"the score of token 4 is None"),
@@ -193,6 +197,25 @@ def test_a_report_that_does_not_hold_together_is_refused(
     change(report)
     with pytest.raises(OptionError, match=message):
         render_page(report)
+
+
+def test_a_report_without_a_token_is_refused() -> None:
+    report = made_report()
+    for chunk in report["chunks"]:
+        chunk["tokens"] = []
+    with pytest.raises(OptionError, match=r"the report has 5 chunks without a token"):
+        render_page(report)
+
+
+def test_the_map_gets_what_its_caption_needs() -> None:
+    report = made_report()
+    found = selections(report)
+    facts = ("question", "model", "version", "created", "budget")
+    assert {name: found[name] for name in facts} == {name: report[name] for name in facts}
+    assert found["cover"] is None
+    for given, method in zip(report["methods"], found["methods"], strict=True):
+        assert method["reusable"] == given["usage"]["reusable_tokens"]
+        assert [c["exact"] for c in method["chunks"]] == [c["exact"] for c in given["chunks"]]
 
 
 def test_something_that_is_no_report_is_refused() -> None:

@@ -14,6 +14,7 @@ from infoflow_kv.errors import OptionError
 if TYPE_CHECKING:
     from infoflow_kv.evaluate.items import Item
 
+FEWEST_ITEMS = 8  # with fewer, which set comes first is mostly chance
 Data = Annotated[
     list[str],
     typer.Option(
@@ -102,6 +103,13 @@ def calibrate(
     if folder is not None:
         write_profile(profile, folder / "profile.json")
         files += [str(folder / "profile.json"), *draw(profile.measurements, folder)]
+    if profile.measurements["items"] < FEWEST_ITEMS:
+        note(
+            f"{profile.measurements['items']} items do not tell the leading sets apart; give at least {FEWEST_ITEMS}, "
+            "for example with --limit"
+        )
+    if dry_run:
+        note("--dry-run: the model's profile in the cache is as it was, and `--layers auto` does not use this one")
     if as_json:
         emit_json({"layers": dict(profile.layers), "files": files, **profile.measurements})
         return 0
@@ -111,6 +119,7 @@ def calibrate(
     ]
     emit_table(("method", "set", "layers", "KL, nats", "JS, bits"), rows, right=(3, 4))
     emit("chosen: " + ", ".join(f"{method}: {layers}" for method, layers in profile.layers.items()))
+    emit(f"by the smallest mean JS over {profile.measurements['items']} items at budget {budget:g}")
     for path in files:
         note(f"written: {path}")
     return 0

@@ -57,7 +57,7 @@ class Findings:
         return [row for row in self.rows if row["dataset"] in datasets]
 
     def counts(self, scope: str, field: str) -> bool:
-        """False for a task measure on a data set that fails its gate, or whose gate nobody measured."""
+        """False for a task measure on a data set that fails its gate, or where nobody knows whether it would pass."""
         decides = DECIDED_BY.get(field, field)
         closed = {g.dataset for g in self.gated if g.field == decides and not g.passed}
         return MEASURES[field].kind != "task" or scope not in closed

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from infoflow_kv.errors import OptionError, unknown_name
+from infoflow_kv.evaluate import items
 from infoflow_kv.evaluate.measures import DECIDED_BY, MEASURES, fields_of, measure, task_value
 from infoflow_kv.evaluate.results import Row, cluster, paired
 from infoflow_kv.evaluate.statistics import (
@@ -22,7 +23,7 @@ from infoflow_kv.evaluate.statistics import (
     wins_ties_losses,
 )
 
-POOLED = "pooled"
+POOLED = items.POOLED
 FEWEST_CLUSTERS = 6
 """With fewer no sign-flip p can be under .05, and a percentile interval holds the truth less often than it says."""
 _BINARY = ("top1", "identical", "exact_match", "choice", "hit")
@@ -86,7 +87,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Whether full prefill beats the closed book on a data set by a task measure; None where nothing was measured."""
+    """Whether full prefill beats the closed book on a data set by a task measure.
+
+    `passed` is None where nobody knows: nothing was measured (`n` is 0), or of too few clusters to say.
+    """
 
     dataset: str
     field: str
@@ -95,6 +99,15 @@ class Gate:
     closed: float | None
     passed: bool | None
     clusters: int = 0
+
+    @property
+    def why(self) -> str:
+        """The verdict in words."""
+        if self.passed is not None:
+            return f"full prefill {'beats' if self.passed else 'does not beat'} the model without context"
+        if not self.n:
+            return "not measured"
+        return f"too few documents to say ({self.clusters} of at least {FEWEST_CLUSTERS})"
 
 
 def score(rows: Sequence[Mapping[str, Any]], *, gated: Sequence[Gate] | None = None) -> list[Score]:
@@ -211,8 +224,8 @@ def gates(rows: Sequence[Mapping[str, Any]], *, resamples: int = 10_000, seed: i
     """Per data set and task measure, whether full prefill beats the model without any context.
 
     The gold answer's NLL decides on ΔNLL, F1 by LongBench on itself and on exact match, the paper's F1 on itself, found
-    answers on `hit`, letters on `choice`. `passed` is None where the arm `full` or its closed-book run is missing: such
-    a set does not count either, for nobody knows.
+    answers on `hit`, letters on `choice`. `passed` is None where the arm `full` or its closed-book run is missing, and
+    where fewer than `FEWEST_CLUSTERS` clusters were measured: such a set does not count either, for nobody knows.
     """
     found: list[Gate] = []
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
@@ -227,9 +240,10 @@ def gates(rows: Sequence[Mapping[str, Any]], *, resamples: int = 10_000, seed: i
             # A loss is negated, so that higher is better; the record tells it as it is.
             sign = -1.0 if field == "nll_delta" else 1.0
             clusters = [cluster(row) for row, _, _ in pairs]
-            passed = gate(
-                [sign * x for x in opened], [sign * x for x in closed], clusters, resamples=resamples, seed=seed
-            )
+            passed: bool | None = None
+            if len(set(clusters)) >= FEWEST_CLUSTERS:
+                better, worse = [sign * x for x in opened], [sign * x for x in closed]
+                passed = gate(better, worse, clusters, resamples=resamples, seed=seed)
             means = st.fmean(opened), st.fmean(closed)
             found.append(Gate(dataset, field, len(pairs), *means, passed, len(set(clusters))))
     return found

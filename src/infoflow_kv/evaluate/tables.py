@@ -6,10 +6,12 @@ from statistics import fmean
 from typing import Any
 
 from infoflow_kv.evaluate import digits
+from infoflow_kv.evaluate.facts import RANGES, are_numbers
+from infoflow_kv.evaluate.figures.style import words
 from infoflow_kv.evaluate.findings import Findings, variant
 from infoflow_kv.evaluate.measures import DECIDED_BY, MEASURES
 from infoflow_kv.evaluate.results import cluster
-from infoflow_kv.evaluate.scoring import FEWEST_CLUSTERS, POOLED, Comparison, Estimate, Score, recovered
+from infoflow_kv.evaluate.scoring import POOLED, Comparison, Estimate, Score, recovered
 
 MARK = "†"  # the interval of the difference excludes 0, and is of enough clusters
 
@@ -24,7 +26,7 @@ def table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def code(text: Any) -> str:
     """Foreign text as Markdown code, harmless in a table."""
-    shown = str(text).replace("`", "'").replace("|", "¦").replace("\n", " ").strip()
+    shown = words(text).replace("`", "'").replace("|", "¦").strip()
     return f"`{shown}`" if shown else digits.NOTHING
 
 
@@ -92,7 +94,7 @@ def found_by(findings: Findings, dataset: str, task: str, fact: str) -> str:
         if row["dataset"] == dataset
         and row["meta"].get("task") == task
         and row["hit"] is not None
-        and isinstance(row["meta"].get(fact), (int, float, str))
+        and (isinstance(row["meta"].get(fact), str) or (fact in RANGES and are_numbers(row["meta"], fact)))
     ]
     values = sorted({row["meta"][fact] for row in rows}, key=lambda value: (str(type(value)), value))
     lines = []
@@ -112,7 +114,7 @@ def recovery_table(findings: Findings) -> str:
         f: recovered(findings.rows_of(scope, f), f, gated=findings.gated, resamples=findings.resamples) for f in fields
     }
     lines = []
-    for budget in findings.budgets:
+    for budget in (None, *findings.budgets):
         for s in findings.at(scope, budget):
             cells = [interval(shares[field].get(s.arm), 100, signed=False) for field in fields]
             if any(cell != digits.NOTHING for cell in cells):
@@ -122,12 +124,11 @@ def recovery_table(findings: Findings) -> str:
 
 def gate_table(findings: Findings) -> str:
     """Every data set and task measure with the verdict of its gate."""
-    words = {True: "counts", False: "**model cannot do this**", None: "not measured, does not count"}
     lines = []
     for g in findings.gated:
         show = digits.percent if MEASURES[g.field].percent else digits.plain
         title = "NLL of the gold answer" if g.field == "nll_delta" else f"{MEASURES[g.field].title}, %"
-        verdict = words[g.passed] + (f" ({few(g.clusters)})" if g.passed and g.clusters < FEWEST_CLUSTERS else "")
+        verdict = {True: "counts", False: f"**{g.why}**", None: f"{g.why}, does not count"}[g.passed]
         lines.append([code(g.dataset), title, str(g.n), show(g.full), show(g.closed), verdict])
     return table(["data set", "measure", "n", "full prefill", "no context", "verdict"], lines)
 
@@ -171,19 +172,22 @@ def budget_table(findings: Findings) -> str:
             "of all tokens, %",
             "rows computed, %",
             "TTFT median, s",
-            "TTFT ÷ full",
+            "TTFT ÷ full, median of items",
         ],
         lines,
     )
 
 
 def data_table(findings: Findings) -> str:
-    """What the data sets hold."""
+    """What the data sets hold; reusable tokens as arms find them that reuse and keep the order of the chunks."""
     lines = []
     for dataset in findings.datasets:
-        rows = {row["_id"]: row for row in findings.rows if row["dataset"] == dataset}.values()
+        ours = [row for row in findings.rows if row["dataset"] == dataset]
+        rows = {row["_id"]: row for row in ours}.values()
+        reusing = {row["_id"]: row for row in ours if row["method"] != "full" and not row["reorder"]}.values()
         documents = len({cluster(row) for row in rows})
-        cells = [f"{fmean(row[f] for row in rows):.0f}" for f in ("chunks", "context_tokens", "reusable_tokens")]
+        cells = [f"{fmean(row[f] for row in rows):.0f}" for f in ("chunks", "context_tokens")]
+        cells.append(f"{fmean(row['reusable_tokens'] for row in reusing):.0f}" if reusing else digits.NOTHING)
         lines.append([code(dataset), str(len(rows)), str(documents), *cells])
     return table(["data set", "items", "clusters", "chunks", "context tokens", "reusable tokens"], lines)
 
@@ -266,7 +270,7 @@ def _budget(budget: float | str) -> str:
 def rotation(findings: Findings) -> str:
     """RoPE similarity of the selected tokens to the prompt, mean over the items of each data set."""
     lines = []
-    for budget in findings.budgets:
+    for budget in (None, *findings.budgets):
         for arm in (s.arm for s in findings.arms_at(budget)):
             cells = []
             for dataset in findings.datasets:

@@ -1,12 +1,13 @@
 """The report of one request, a dictionary that `explain` makes: whether it holds together, what others read of it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infoflow_kv.errors import OptionError
 
 FORMAT = 1
+# Any JSON integer is a number, but what is drawn is a float, and per cents and roundings of it must be floats too.
+LARGEST = 1e300
 
 TIMINGS = ("load_seconds", "assemble_seconds", "score_seconds", "repair_seconds", "ttft_seconds", "decode_seconds")
 USAGE = (
@@ -28,26 +29,31 @@ KINDS = {str: "string", bool: "truth value", Sequence: "list", Mapping: "diction
 def selections(report: Mapping[str, Any]) -> dict[str, Any]:
     """The tokens that each method chose, as the selection map takes them; OptionError as `check_report`.
 
-    Per method its chunks in the request's own order, each with title, number of tokens, scores (none where the method
-    does not score) and marks.
+    Per method its reusable tokens and its chunks in the request's own order, each with title, number of tokens, scores
+    (none where the method does not score), marks and whether it is exact. With the request's question, model, version,
+    day and budget.
     """
     check_report(report)
     return {
+        **{name: report[name] for name in ("question", "model", "version", "created", "budget")},
+        "cover": report.get("cover"),
         "methods": [
             {
                 "name": method["name"],
+                "reusable": method["usage"]["reusable_tokens"],
                 "chunks": [
                     {
                         "title": chunk["title"],
                         "tokens": len(chunk["tokens"]),
                         "scores": list(part["scores"] or ()),
                         "recomputed": list(part["recomputed"]),
+                        "exact": part["exact"],
                     }
                     for chunk, part in zip(report["chunks"], method["chunks"], strict=True)
                 ],
             }
             for method in report["methods"]
-        ]
+        ],
     }
 
 
@@ -73,6 +79,8 @@ def check_report(report: Mapping[str, Any]) -> None:
         for token in tokens:
             _expect(token, str, f"a token of {where}")
         sizes.append(len(tokens))
+    if sizes and not any(sizes):
+        raise OptionError(f"the report has {len(sizes)} chunks without a token; at least one must have some")
     methods = _field(report, "methods", Sequence, "the report")
     if not methods:
         raise OptionError("the report has no methods; it needs at least one")
@@ -145,6 +153,11 @@ def _number(record: Any, name: str, where: str) -> float:
 
 
 def _finite(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise OptionError(f"{what} is {value!r}; a finite number is needed")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
+        raise OptionError(f"{what} is {_shown(value)}; a finite number is needed, at most {LARGEST:g} in size")
     return value
+
+
+def _shown(value: Any) -> str:
+    """The value as an error shows it; Python writes no integer of thousands of digits."""
+    return "an integer of many digits" if isinstance(value, int) and abs(value) > LARGEST else repr(value)

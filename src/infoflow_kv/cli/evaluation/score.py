@@ -33,7 +33,7 @@ def score(runs: Runs, reference: Reference = None, as_json: options.Json = False
     cent. Differences are arm − reference at the same budget on the same items, data sets weighted equally, with a 95 %
     bootstrap interval over documents; p by sign flips (McNemar's exact test where an item is right or wrong), adjusted
     by Holm over the arms of a budget. Answers count only on data sets where full prefill beats the model without any
-    context. Pooled numbers are over the data sets on which every arm ran.
+    context, which takes at least six documents to say. Pooled numbers are over the data sets on which every arm ran.
 
     Examples:
 
@@ -52,7 +52,7 @@ def score(runs: Runs, reference: Reference = None, as_json: options.Json = False
                 "reference": findings.reference,
                 "scores": [asdict(s) for s in findings.scores],
                 "differences": [difference(c) for found in differences.values() for c in found],
-                "gates": [asdict(g) for g in findings.gated],
+                "gates": [{**asdict(g), "why": g.why} for g in findings.gated],
             }
         )
         return 0
@@ -65,8 +65,7 @@ def score(runs: Runs, reference: Reference = None, as_json: options.Json = False
     tell_differences(findings, differences)
     for g in findings.gated:
         if not g.passed:
-            why = "full prefill does not beat the model without context" if g.n else "not measured"
-            emit(f"{g.dataset} does not count for {g.field}: {why}")
+            emit(f"{g.dataset} does not count for {g.field}: {g.why}")
     return 0
 
 
@@ -126,13 +125,26 @@ def tell_differences(findings: "Findings", differences: "dict[str, list[Comparis
             cells = (title, c.arm, c.reference, c.difference.n, interval(c.difference, scale))
             rows.append((*cells, probability(c.p_holm), tally))
     if not rows:
-        emit(f"no arm shares a budget and items with {findings.reference}: nothing to compare")
+        emit(f"no arm shares a budget and items with {findings.reference}: nothing to compare{hint(findings)}")
         return
     where = "" if findings.core or len(findings.datasets) == 1 else f" on {findings.scopes[0]}"
     emit(f"differences to the reference, paired by item{where}:")
     columns = ("measure", "arm", "reference", "n", "difference [95 %]", "p (Holm)", "better/equal/worse")
     emit_table(columns, rows, right=(3, 4, 5, 6))
     emit("")
+
+
+def hint(findings: "Findings") -> str:
+    """What could be compared instead: the bounds have no budget, but they may have the same items."""
+    scope = findings.scopes[0]
+    items: dict[str, set[str]] = {}
+    for row in findings.rows_of(scope, "kl_cont"):
+        items.setdefault(row["method"], set()).add(row["_id"])
+    ours = items.get(findings.reference, set())
+    for method in ("none", "full"):
+        if method != findings.reference and ours & items.get(method, set()):
+            return f"; `--reference {method}` compares all arms with that bound"
+    return ""
 
 
 def difference(c: "Comparison") -> dict[str, Any]:

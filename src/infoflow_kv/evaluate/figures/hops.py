@@ -22,7 +22,10 @@ def draw_hops(data: Sequence[Mapping[str, Any]], folder: Path | str, name: str =
     orders = list(dict.fromkeys(str(record.get("order") or "") for record in data))
     with style.drawing(name):
         figure = style.new_figure(0.6 + 3.2 * len(orders))
-        panels = figure.subplots(len(orders), 1, squeeze=False, sharex=True)[:, 0]
+        # One scale for all: heights of two panels are compared.
+        panels = figure.subplots(len(orders), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+        hops = sorted({int(record["hops"]) for record in data})
+        labels = []
         for panel, order in zip(panels, orders, strict=True):
             ends = []
             for place, arm in enumerate(arms):
@@ -40,12 +43,16 @@ def draw_hops(data: Sequence[Mapping[str, Any]], folder: Path | str, name: str =
                         bounds = (scale * float(record["low"]), scale * float(record["high"]))
                         panel.plot([at, at], bounds, color=ink, linewidth=1, alpha=0.6)
                 ends.append((x[-1], y[-1], arm, ink))
-            panel.set_xticks(sorted({int(record["hops"]) for record in data}))
             if order:
-                panel.set_title(f"hops in {order} order")
+                panel.set_title(f"hops in {style.words(order)} order")
             panel.set_ylabel("variables found, %" if field == "accuracy" else "log-probability, nats a token")
             if field == "accuracy":
                 panel.set_ylim(-4, 104)
+            labels.append((panel, ends))
+        for panel, ends in labels:  # when the last panel has set the common scale
+            panel.set_xticks(hops)
+            panel.set_xlim(hops[0] - 0.5, hops[-1] + 0.5)  # with one number of hops the points stand around it
+            panel.tick_params(labelbottom=True)
             style.label_ends(panel, ends)
         panels[-1].set_xlabel("hops from the value to the last variable")
         return style.save(figure, folder, name)

@@ -39,7 +39,7 @@ def draw_needle(data: Sequence[Mapping[str, Any]], folder: Path | str, name: str
         for panel, arm in zip(panels.flat, arms, strict=False):
             grid = grids[arm]
             image = panel.imshow(grid, aspect="auto", cmap=colours, vmin=low, vmax=high if high > low else low + 1)
-            panel.set_title(arm)
+            panel.set_title(style.words(arm))
             panel.grid(False)
             panel.spines[:].set_visible(False)
             panel.tick_params(length=0)

@@ -17,8 +17,10 @@ def draw_selection(explained: Mapping[str, Any], folder: Path | str, name: str =
 
     `explained`: {"methods": [{"name", "chunks": [{"title", "tokens", "scores", "recomputed"}]}]}, chunks in order.
     `recomputed` holds 0 or 1 a token and is drawn in the method's colour; `scores`, one a token or empty, as a grey
-    that gets darker with the score's rank inside the method. Methods that recomputed nothing are left out where another
-    did. OptionError where lists and `tokens` disagree, or methods have other chunks.
+    that gets darker with the score's rank inside the method. A method may have `reusable`, the number of tokens that it
+    could choose from, for the legend, and a chunk `exact`: nothing of it needs recomputing. Methods that recomputed
+    nothing are left out where another did. OptionError where lists and `tokens` disagree, no chunk has tokens, or
+    methods have other chunks.
     """
     methods = list(explained.get("methods") or ())
     style.require(methods, "the selection map", ("name", "chunks"))
@@ -35,6 +37,8 @@ def draw_selection(explained: Mapping[str, Any], folder: Path | str, name: str =
         for number, method in enumerate(methods):
             ranks = _ranks([chunk["scores"] for chunk in method["chunks"]])
             for place, (chunk, rank) in enumerate(zip(method["chunks"], ranks, strict=True)):
+                if not chunk["tokens"]:
+                    continue
                 middle = place * (strips + gap) + number
                 grey = 0.93 - 0.4 * rank if len(rank) else np.full(chunk["tokens"], 0.93)
                 strip = np.repeat(grey[:, None], 3, axis=1)
@@ -45,19 +49,21 @@ def draw_selection(explained: Mapping[str, Any], folder: Path | str, name: str =
                     aspect="auto",
                     interpolation="nearest" if chunk["tokens"] <= 600 else "antialiased",
                 )
-                share = sum(chunk["recomputed"])
-                axes.text(chunk["tokens"] + longest * 0.008, middle, str(share), va="center", fontsize=7.5)
+                chosen = sum(chunk["recomputed"])
+                share = "exact" if chunk.get("exact") and not chosen else str(chosen)
+                axes.text(chunk["tokens"] + longest * 0.008, middle, share, va="center", fontsize=7.5)
         for place, title in enumerate(titles):
             labels[place * (strips + gap) + (strips - 1) / 2] = f"{place + 1}  {_short(str(title))}"
         axes.set_yticks(list(labels), list(labels.values()))
         axes.set_ylim(len(titles) * (strips + gap) - gap - 0.3, -0.7)
-        axes.set_xlim(0, longest * 1.04)
+        exact = any(chunk.get("exact") for method in methods for chunk in method["chunks"])
+        axes.set_xlim(0, longest * (1.06 if exact else 1.04))
         axes.grid(False)
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("token in its chunk; number at the end: tokens recomputed; grey: rank of the score")
-        total = sum(chunk["tokens"] for chunk in methods[0]["chunks"])
-        handles = [_patch(style.colour(str(m["name"])), _legend(m, total)) for m in methods]
+        end = "at the end: tokens recomputed" + (" (exact: none are needed)" if exact else "")
+        axes.set_xlabel(f"token in its chunk; {end}; grey: rank of the score")
+        handles = [_patch(style.colour(str(m["name"])), _legend(m)) for m in methods]
         figure.legend(handles=handles, loc="outside upper left", ncols=min(3, strips), handlelength=1.2)
         return style.save(figure, folder, name)
 
@@ -83,6 +89,8 @@ def _check(methods: Sequence[Mapping[str, Any]]) -> int:
                         f"chunk '{chunk['title']}' of method '{method['name']}' has {chunk['tokens']} tokens and "
                         f"{given} {field}; expected one a token"
                     )
+    if not longest:
+        raise OptionError(f"the selection map got {len(shape)} chunks without a token; at least one must have some")
     return longest
 
 
@@ -95,12 +103,16 @@ def _ranks(scores: Sequence[Sequence[float]]) -> "list[np.ndarray[tuple[int], np
 
 
 def _short(title: str) -> str:
+    title = style.words(title)
     return title if len(title) <= _TITLE_LETTERS else title[: _TITLE_LETTERS - 1].rstrip() + "…"
 
 
-def _legend(method: Mapping[str, Any], total: int) -> str:
+def _legend(method: Mapping[str, Any]) -> str:
     chosen = sum(sum(chunk["recomputed"]) for chunk in method["chunks"])
-    return f"{method['name']} ({chosen} of {total})"
+    # A share of all tokens would not be the budget's: exact chunks are never up for choice.
+    of = "" if method.get("reusable") is None else f" of {method['reusable']} reusable"
+    label = f"{style.words(method['name'])} ({chosen}{of} tokens)"
+    return f" {label}" if label.startswith("_") else label  # matplotlib keeps labels with one in front out of legends
 
 
 def _patch(colour: str, label: str) -> Any:

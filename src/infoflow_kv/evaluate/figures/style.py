@@ -4,6 +4,8 @@ matplotlib comes with the extra `eval` and is imported inside functions only.
 """
 
 import hashlib
+import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ INK = "#262626"
 MUTED = "#6b6b6b"
 RULE = "#dedede"
 _FONT = "DejaVu Sans"
+# What no XML may hold, what has no UTF-8, and what would break a label's line.
+_NO_TEXT = re.compile("[\x00-\x1f\x7f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 
 # Okabe and Ito's colours for the methods that stand beside each other most, darker or lighter relatives for the rest.
 COLOURS: dict[str, str] = {
@@ -60,12 +64,20 @@ _MARKERS: dict[str, str] = {
 
 def colour(method: str) -> str:
     """The colour of a method, the same in every figure; a name outside the table gets a spare one by its letters."""
-    return COLOURS.get(method) or _SPARE[hashlib.sha256(method.encode()).digest()[0] % len(_SPARE)]
+    return COLOURS.get(method) or _SPARE[hashlib.sha256(words(method).encode()).digest()[0] % len(_SPARE)]
 
 
 def marker(method: str) -> str:
     """The marker of a method, so that lines are told apart without colour too."""
     return _MARKERS.get(method, "d")
+
+
+def words(text: Any) -> str:
+    """Foreign text (a title, an arm, a data set) as a label may hold it: one line that every SVG reader takes.
+
+    Dollar signs and backslashes stay as they are, for figures read no formulas (`drawing`).
+    """
+    return _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", re.sub(r"[\t\n\r]+", " ", str(text)))
 
 
 @contextmanager
@@ -96,6 +108,7 @@ def drawing(name: str) -> Iterator[None]:
         "grid.color": RULE,
         "grid.linewidth": 0.8,
         "text.color": INK,
+        "text.parse_math": False,  # titles are foreign text: "From $5 to $6" is no formula
         "xtick.color": MUTED,
         "ytick.color": MUTED,
         "xtick.labelcolor": INK,
@@ -111,7 +124,9 @@ def drawing(name: str) -> Iterator[None]:
         "svg.fonttype": "none",
         "svg.hashsalt": f"infoflow-kv {name}",
     }
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # The PNG shows a box for a letter that our font lacks; the SVG keeps it as text.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change the files
         matplotlib.rcParams.update(look)
         yield
@@ -159,7 +174,7 @@ def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> N
         _, _, text, ink = ends[i]
         x, y = (float(value) for value in points[i])
         axes.annotate(
-            text,
+            words(text),
             xy=(x, y),
             xytext=(1.03, height),
             xycoords="axes fraction",
