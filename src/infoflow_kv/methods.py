@@ -37,7 +37,8 @@ class Method:
     `reuse` False: ordinary prefill of the same token ids. `selector`: scores the tokens, made for the request's layer
     set; `narrowing`: chooses rows while they run instead; neither: nothing is recomputed. `layers`: the rule's own
     layer set, where it has one; `usual_layers`: what it takes on a model that was not calibrated. `parameter`: k of a
-    rule with a fixed number of tokens, written `name:k`, counted by `count`. `needs`: what must be measured beside the
+    rule with a fixed number of tokens, written `name:k`, counted by `count`. `sets_by_layer`: the tokens differ from
+    layer to layer, so that no one set could cover an adaptive budget. `needs`: what must be measured beside the
     chunk's KV. `source` says where the rule comes from.
     """
 
@@ -51,6 +52,7 @@ class Method:
     usual_layers: str = "relative"
     parameter: int | None = None
     count: Callable[[Context, int], int] | None = None
+    sets_by_layer: bool = False
     needs: frozenset[Need] = frozenset()
 
     @property
@@ -107,6 +109,7 @@ def _rows() -> tuple[Method, ...]:
             "layers 0 and 1 in full; then a set that shrinks from 1.5 to 0.5 × budget, ranked anew at each layer",
             "CacheBlend, the paper's gradual filter",
             narrowing=lambda c, b, n, a: Deviation(c, b, n, shrinking, "V", a),
+            sets_by_layer=True,
         ),
         Method(
             "infoflow",

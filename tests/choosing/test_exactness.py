@@ -299,5 +299,10 @@ def test_cacheblend_takes_an_adaptive_budget_whatever_its_ceiling(engine, prompt
 
 
 def test_the_gradual_filter_takes_no_adaptive_budget(engine, prompt):
-    with pytest.raises(OptionError, match="one set of tokens"):
-        engine.run(prompt, recipe=make_recipe(engine.model, "cacheblend-gradual", "auto:0.5"))
+    with pytest.raises(OptionError, match="one set of tokens for all layers; cacheblend-gradual has another"):
+        make_recipe(engine.model, "cacheblend-gradual", "auto:0.5")
+    adaptive = Engine(engine.model, budget="auto:0.5")
+    with pytest.raises(OptionError, match="cacheblend-gradual has another set"):
+        adaptive.run(prompt, method="cacheblend-gradual")
+    # With a share of its own it is no concern of the request what the engine's budget is.
+    assert adaptive.run(prompt, method="cacheblend-gradual", budget=0.5).selection.num_tokens > 0

@@ -56,7 +56,9 @@ def test_the_profile_is_kept_by_weights_and_used_by_auto(cli, tiny_model, data, 
 def test_a_dry_run_leaves_no_profile(cli, tiny_model, data):
     done = cli("calibrate", "--data", data, "--model", tiny_model, "--limit", 2, "--dry-run")
     assert done.code == 0, done.err
-    assert "chosen: infoflow:" in done.out
+    assert "chosen: infoflow:" in done.out and "by the smallest mean JS over 2 items" in done.out
+    assert "--dry-run: the model's profile in the cache is as it was" in done.err
+    assert "2 items do not tell the leading sets apart; give at least 8" in done.err
     assert load(tiny_model).layer_sets == {}
 
 

@@ -74,7 +74,7 @@ class Home:
         return self.cli("eval", "predict", "--data", *given, *arguments)
 
     def made(self, **run: Any) -> Path:
-        return write(self.folder / "made", made_run(items=4), {**RUN, **run})
+        return write(self.folder / "made", made_run(items=12), {**RUN, **run})
 
 
 @pytest.fixture
@@ -128,6 +128,26 @@ class TestPredict:
         ]  # fmt: skip
         assert [r["prediction"] is None for r in rows.values()] == [False, True, False, False]
         assert [r["delta_v"] is None for r in rows.values()] == [False, True, True, False]
+
+    def test_arms_that_write_answers_are_named_as_among_the_methods(self, home: Home) -> None:
+        arms = "none,epic@.15,infoflow@.15,infoflow@.5"
+        assert home.predict("--geometry", "hl-tp", "--generate", "epic@.15,infoflow@.50", methods=arms).code == 0
+        rows = {r["arm"]: r["prediction"] is not None for r in read_rows([home.out])}
+        assert rows == {
+            "none": True, "epic@0.15": True,
+            "infoflow[geometry=HL-TP]@0.15": False, "infoflow[geometry=HL-TP]@0.5": True,
+        }  # fmt: skip
+        result = home.predict("--geometry", "hl-tp", "--generate", "epic,infoflow@.5", methods=arms)
+        assert result.code == 0  # `epic` is every arm of epic: the same options as before
+
+    def test_names_and_texts_that_are_no_unicode(self, home: Home) -> None:
+        data = home.folder / "n\udcff.jsonl"
+        home.data(record(0) | {"_id": "q\ud800"}).rename(data)
+        out = home.folder / "o\udcff"
+        for found in (0, 1):
+            result = home.predict("--instruction", "bad \udcff byte", "--out", out, "--json", data=data, methods="full")
+            assert (result.code, result.record["found"]) == (0, found), result.err
+        assert home.cli("eval", "score", out).code == 0
 
     def test_prompts_of_another_evaluation(self, home: Home) -> None:
         prompts = home.folder / "prompts.json"
@@ -216,7 +236,7 @@ class TestScore:
         assert result.code == 0, result.err
         headings = re.findall(r"^(\S+):$", result.out, re.MULTILINE)
         assert headings == ["musique", "hotpotqa", "needle", "vt", "pooled"]
-        scores = {(s.dataset, s.arm): s for s in find(made_run(items=4)).scores}
+        scores = {(s.dataset, s.arm): s for s in find(made_run(items=12)).scores}
         tables = re.split(r"^\S+:$", result.out, flags=re.MULTILINE)[1:]
         for dataset, table in zip(headings, tables, strict=True):
             [line] = [line.split() for line in table.splitlines() if line.startswith("epic@0.15 ")][:1]
@@ -260,6 +280,25 @@ class TestScore:
         assert result.code == 0 and "nothing to compare" in result.out
         assert home.cli("eval", "score", folder, "--json").record["differences"] == []
 
+    def test_arms_without_a_common_budget_are_sent_to_a_bound(self, home: Home) -> None:
+        rows = [row(f"q{i}", arm) for i in range(2) for arm in ("full", "none", "infoflow@0.15")]
+        folder = write(home.folder / "made", rows)
+        text = home.cli("eval", "score", folder).out
+        assert "with infoflow: nothing to compare; `--reference none` compares all arms" in text
+        assert "nothing to compare" not in home.cli("eval", "score", folder, "--reference", "none").out
+        bare = write(home.folder / "bare", [row("q", "infoflow@0.15"), row("other", "none")])
+        assert "--reference" not in home.cli("eval", "score", bare).out
+
+    def test_too_few_documents_are_told_from_a_model_that_does_not_gain(self, home: Home) -> None:
+        closed = {"closed_gold_nll": 9.0, "closed_prediction": "no idea"}
+        rows = [row(f"q{i}", arm, group="d", **closed) for i in range(3) for arm in ("full", "none")]
+        folder = write(home.folder / "made", rows)
+        text = home.cli("eval", "score", folder).out
+        assert "made does not count for nll_delta: too few documents to say (1 of at least 6)" in text
+        assert "does not beat" not in text
+        gates = home.cli("eval", "score", folder, "--json").record["gates"]
+        assert {(g["passed"], g["why"]) for g in gates} == {(None, "too few documents to say (1 of at least 6)")}
+
     def test_arms_of_different_data_sets_are_pooled_over_common_ones(self, home: Home) -> None:
         arms = ("full", "none", "infoflow@0.15")
         rows = [row(f"a{i}", arm, dataset="a", kl_cont=0.1) for i in range(3) for arm in (*arms, "epic@0.15")]
@@ -278,6 +317,13 @@ class TestScore:
 
 
 class TestReport:
+    def test_another_report_is_replaced_and_other_files_are_not_touched(self, home: Home) -> None:
+        folder, out = write(home.folder / "made", [row("i", "none"), row("i", "infoflow@0.15")]), home.folder / "report"
+        for _ in range(2):
+            assert home.cli("eval", "report", folder, "--out", out).code == 0
+        result = home.cli("eval", "report", folder, "--out", folder)
+        assert result.code == 2 and "holds files that are no report's (rows.jsonl)" in result.err
+
     def test_files_are_written_and_named(self, home: Home) -> None:
         explained, document = home.folder / "explained.json", home.folder / "boats.txt"
         document.write_text("Boat 1 carries 4 nets. " * 30)
@@ -366,10 +412,16 @@ class TestGenerate:
         assert (
             home.cli("eval", "generate", "vt", "--hops", 1, "--count", 1, "--chunk-tokens", 40, "--out", out).code == 0
         )
-        assert home.predict(data=out).code == 0
+        assert home.predict("--chunk-tokens", 160, data=out).code == 0
         assert {r["meta"]["hops"] for r in read_rows([home.out])} == {1}
         told = home.cli("eval", "score", home.out, "--json").record
         assert all("hit" in s["summaries"] for s in told["scores"] if s["dataset"] == "variable_tracking")
+
+    def test_a_name_that_is_no_unicode_is_cleaned_as_in_data_files(self, home: Home) -> None:
+        out = home.folder / "a.jsonl"
+        result = home.cli("eval", "generate", "vt", "--dataset", "a\udcff", "--count", 1, "--hops", 1, "--out", out)
+        assert result.code == 0, result.err
+        assert {item.dataset for item in read_items(out).items} == {"a\ufffd"}
 
     def test_a_file_that_is_there_is_kept_unless_forced(self, home: Home) -> None:
         out = home.data()
@@ -395,7 +447,7 @@ class TestWriting:
                 "Do it.",
                 {"kind": "one", "place": None, "depth": 0.5, "chain": ["A", "B"], "doc": "not the group"},
             ),
-            Item("b", "e", "Q?", ("A",), (Passage("", "t"),), meta={"choices": {"A": "yes"}}),
+            Item("b", "e", "Q?", ("A",), (Passage("", "t"),), meta={"choices": {"A": "yes"}, "task": "choice"}),
         ]
         assert write_items(items, tmp_path / "new" / "a.chunks.jsonl") == 2
         assert list(read_items(tmp_path / "new" / "a.chunks.jsonl").items) == items
@@ -420,7 +472,7 @@ def held_output(home: Home) -> Result:
 
 
 def rows_of_another_version(home: Home) -> Result:
-    home.out.mkdir()
+    assert home.predict(methods="full").code == 0
     (home.out / "rows.jsonl").write_text('{"format": 9, "_id": "q0", "arm": "full"}\n')
     return home.predict()
 
@@ -551,6 +603,10 @@ BAD: dict[str, tuple[str, Callable[[Home], Result]]] = {
     "no budget": ("'infoflow' needs a budget", lambda h: h.predict("--budget", "")),
     "unknown geometry": ("unknown geometry 'LOCAL'", lambda h: h.predict("--geometry", "LOCAL")),
     "layers of another model": ("layers '22-25' are outside", lambda h: h.predict(methods="infoflow[layers=22-25]")),
+    "answers of another arm": (
+        "--generate names 'epic@0.3', which is not among --methods .full, none",
+        lambda h: h.predict("--generate", "epic@.3"),
+    ),
     "answers of no arm": ("budget 0.3, which no arm has", lambda h: h.predict("--generate", "0.3")),
     # measuring
     "no new tokens": ("max_new_tokens is 0", lambda h: h.predict("--max-new-tokens", 0)),
@@ -566,7 +622,7 @@ BAD: dict[str, tuple[str, Callable[[Home], Result]]] = {
     "rows of another version": ("rows.jsonl, line 1: format 9, this version writes 1", rows_of_another_version),
     "run of another version": ("run.json has format 9", run_of_another_version),
     "other data before": ("holds a run with other data", run_over_other_data),
-    "other options before": ("holds a run with other options", run_with_other_options),
+    "other options before": ('with other options .instruction: .*, now "Be brief', run_with_other_options),
     # score and report
     "no rows": ("nowhere.* does not exist; give a folder that", lambda h: h.cli("eval", "score", h.folder / "nowhere")),
     "newer rows": ("line 1: format 2, and this .* reads format 1; update", score_of({**row("a", "full"), "format": 2})),
@@ -588,6 +644,8 @@ BAD: dict[str, tuple[str, Callable[[Home], Result]]] = {
     "explained not JSON": ("explained.json' is not JSON", report(explained="{")),
     "explained of others": ("explains no request: the report has format None", report(explained='{"methods": []}')),
     "explained is a list": ("explains no request", report(explained="[]")),
+    "explained nested": ("explained.json' is not JSON .nested too deep", report(explained="[" * 200_000)),
+    "prompts nested": ("is not JSON .nested too deep", prompted(text="[" * 200_000)),
     "prompts not there": ("nowhere.json' cannot be read", prompted("--prompts", "nowhere.json")),
     "prompts not JSON": ("is not JSON", prompted(text="{")),
     "prompts are a list": ("holds no templates", prompted(text="[]")),
@@ -606,6 +664,12 @@ BAD: dict[str, tuple[str, Callable[[Home], Result]]] = {
     "unknown kind": ("unknown kind of needle 'two'", niah("--kinds", "two")),
     "unknown place": ("unknown place in the chunk 'top'", niah("--places", "top")),
     "essays too short": ("a haystack of 99999 was asked for|haystack of 99,999", niah("--lengths", "99999")),
+    "needles named as all": ("--dataset: a data set is named 'pooled'", niah("--dataset", "pooled")),
+    "variables named as all": ("--dataset: a data set is named 'pooled'", vt("--dataset", "pooled")),
+    "data named as all": (
+        "line 1: a data set is named 'pooled'",
+        lambda h: h.predict(data=h.data(record(0, dataset="pooled"))),
+    ),
     "blank name": ("name is blank", niah("--dataset", " ")),
     "no hops": ("hops is .0.; each must be from 1", vt("--hops", "0")),
     "unknown order": ("unknown order 'backward' .known: forward, shuffled", vt("--orders", "backward")),

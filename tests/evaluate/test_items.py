@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from infoflow_kv.errors import OptionError
 from infoflow_kv.evaluate.items import Item, Passage, check_items
+from infoflow_kv.evaluate.measures import fields_of
 from infoflow_kv.evaluate.passages import marked_passages, pack, pieces, sentences
 from infoflow_kv.evaluate.readers import fit, lengthen
+from infoflow_kv.evaluate.scoring import POOLED
 
 
 def item(number_of_passages: int = 4, supporting: tuple[int, ...] = (1,), **fields: object) -> Item:
@@ -27,6 +29,28 @@ class TestCheckItems:
         kept, skipped = check_items([item(answers=("the", "gold")), item(id="j", answers=()), item(id="k")])
         assert [i.answers for i in kept] == [("gold",), ("gold",)]
         assert skipped == {"j": "item 2: no gold answer"}
+
+    def test_one_rule_says_what_is_scored_by_its_letter(self):
+        """A field `choices` alone makes no choice item: its "A" would be kept, and F1 would score it as 0 for ever."""
+        named, plain, words = {"choices": {"A": "yes"}, "task": "choice"}, {"choices": {"A": "yes"}}, {"task": "choice"}
+        kept, skipped = check_items(
+            [
+                item(answers=("A", "E", "yes"), meta=named),
+                item(id="j", answers=("A",), meta=plain),
+                item(id="k", answers=("A", "gold"), meta=plain),
+                item(id="l", answers=("gold", "BC"), meta=words),
+            ]
+        )
+        assert [(i.id, i.answers) for i in kept] == [("i", ("A",)), ("k", ("gold",))]
+        assert re.search('once normalised .*\'A\'.*"task": "choice"', skipped["j"])
+        assert "no gold answer is one of the letters A, B, C, D (given: 'gold', 'BC')" in skipped["l"]
+        for i in kept:
+            row = {"meta": i.meta}
+            assert (fields_of(row) == ("choice",)) == (i.id == "i")
+
+    def test_no_data_set_is_named_as_scores_name_all_together(self):
+        with pytest.raises(OptionError, match="item 1: a data set is named 'pooled', .*give it another name"):
+            check_items([item(dataset=POOLED)])
 
     def test_both_places_of_a_double_id_are_named(self):
         with pytest.raises(OptionError, match="item 3: the id 'i' is taken by item 1"):

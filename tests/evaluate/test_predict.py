@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import resource
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,10 @@ from infoflow_kv.evaluate.environment import code_digest, environment, without_f
 from infoflow_kv.evaluate.items import Item, Passage
 from infoflow_kv.evaluate.measuring import Bench, Options, documents_of, ids_read
 from infoflow_kv.evaluate.niah import needle_items
-from infoflow_kv.evaluate.predict import fitted_item, lengthened, predict, settle, writer
-from infoflow_kv.evaluate.results import environments_of, read_rows, read_runs
+from infoflow_kv.evaluate.predict import fitted_item, lengthened, predict, writer
+from infoflow_kv.evaluate.results import commands_of, environments_of, read_rows, read_runs
+from infoflow_kv.evaluate.run_records import check_folder, settle
+from infoflow_kv.evaluate.windows import keeps_whole, smallest_window
 from infoflow_kv.models import greedy, wrap
 
 KL_EXACT = 1e-5  # nats between two exact ways to the same distribution
@@ -175,6 +177,34 @@ class TestReference:
         gold, prompt = gold_ids_of(model, item), prompt_of(model, item)
         assert row["gold_nll"] == pytest.approx(plain_nll(model, prompt.token_ids, gold), abs=NLL_EXACT)
 
+    def test_a_sliding_window_leaves_nothing_to_compare_with_and_it_is_said(self, tmp_path, caplog):
+        model = wrap(tiny.hf_model("mistral-window"), tiny.tokenizer(), "tiny")
+        tokens = prompt_of(model, ITEMS[0]).num_tokens
+        assert tokens > Bench(model, OPTIONS).window == 96
+        run(model, tmp_path / "run", "full,none,epic", ITEMS[:2], replace(OPTIONS, kv_error=True))
+        assert caplog.text.count("no delta_k and delta_v") == 1
+        assert all(row["delta_k"] is None for row in read_rows([tmp_path / "run"]))
+        arms = parse_arms("none,oracle", (0.15,))
+        with pytest.raises(OptionError, match=rf"arm 'oracle@0.15' needs .* item 'q0' \({tokens} tokens .* has 96"):
+            predict(model, ITEMS[:1], arms, tmp_path / "other", OPTIONS)
+        assert not (tmp_path / "other").exists()
+        with pytest.raises(OptionError, match="arm 'oracle@0.15' needs"):
+            next(Bench(model, OPTIONS).rows(ITEMS[0], arms))
+
+    @pytest.mark.parametrize("name", ["mistral-window", "gemma3", "llama"])
+    def test_where_a_cache_is_said_to_be_whole_it_is(self, name):
+        """By Transformers' own cache: the first token's key is the one of the shorter prompt."""
+        model = wrap(tiny.hf_model(name), tiny.tokenizer(), "tiny")
+        window = smallest_window(model.plain().config)
+        for length in (15, 40):
+            ids = torch.arange(length)[None] % 300 + 3
+            for end in (window - length, window - length + 1) if window and window > length else (5,):
+                out = model.plain().generate(
+                    ids, max_new_tokens=end, min_new_tokens=end, do_sample=False, return_dict_in_generate=True
+                )
+                kept = min(layer.keys.shape[2] for layer in out.past_key_values.layers)
+                assert keeps_whole(window, length, end) == (kept == length + end - 1)
+
     def test_a_gold_answer_of_one_token(self, model):
         item = replace(ITEMS[0], answers=("7",))
         assert len(gold_ids_of(model, item)) == 1
@@ -291,6 +321,8 @@ class TestArms:
             ids = [*prompt.head_ids, *(t for chunk in chunks for t in chunk), *prompt.suffix_ids]
             assert row["token_ids_sha256"] == hashlib.sha256(np.array(ids, dtype="<i8").tobytes()).hexdigest()
             assert row["reorder"] is True
+            given = hashlib.sha256(np.array(prompt.token_ids, dtype="<i8").tobytes()).hexdigest()
+            assert row["prompt_ids_sha256"] == given
             assert row["prediction"] == engine.answer(item.question, documents_of(item), 20).text
             moved += run.order != tuple(range(len(prompt.chunks)))
         assert moved
@@ -511,6 +543,64 @@ class TestResuming:
         with pytest.raises(OptionError, match="other options"):
             run(model, tmp_path, "full", ITEMS[:1], options=replace(OPTIONS, lengthen=900))
 
+    def test_rows_without_a_record_are_not_claimed(self, model, tmp_path):
+        """They may be another model's: appending to them would write a record that says they are this one's."""
+        run(model, tmp_path, "full", ITEMS[:1])
+        (tmp_path / "run.json").unlink()
+        before = (tmp_path / "rows.jsonl").read_bytes()
+        with pytest.raises(InputError, match=r"rows.jsonl holds rows, and no run.json beside it says what made them"):
+            run(lively(seed=3), tmp_path, "full", ITEMS[:2])
+        assert (tmp_path / "rows.jsonl").read_bytes() == before and not (tmp_path / "run.json").exists()
+        with pytest.raises(InputError, match="no run.json beside it"):
+            check_folder(tmp_path, OPTIONS, [])
+
+    def test_what_differs_is_said_and_before_a_model_is_there(self, tmp_path):
+        data = [{"file": "a.jsonl", "sha256": "0" * 64}]
+        options = {**asdict(OPTIONS), "generate": None}
+        del options["prompts"]  # as older records: it was not known yet
+        record = {"format": 1, "weights": "w", "dtype": "float32", "options": options, "data": data, "arms": ["full"]}
+        settle(tmp_path / "run.json", record | {"options": options | {"generate": "all", "prompts": None}})
+        (tmp_path / "run.json").write_text(json.dumps(record))
+        check_folder(tmp_path, OPTIONS, data)
+        long = {"boats": "Read all of this and answer briefly, please, as you can. {context}\n\n{input}"}
+        for change, words in (
+            ({"seed": 3, "prompts": long}, '(seed: 0, now 3; prompts: none, now {"boats": "Read all'),
+            ({"instruction": OPTIONS.instruction + " Be brief."}, '…in a few words.", now …in a few words. Be brief."'),
+            ({"generate": ()}, '(generate: "all", now "none")'),
+        ):
+            with pytest.raises(OptionError, match="holds a run with other options") as refused:
+                check_folder(tmp_path, replace(OPTIONS, **change), data)
+            assert words in str(refused.value) and "\n" not in str(refused.value)
+        with pytest.raises(OptionError, match=r"other data \(.*a.jsonl \(0{12}\).*, now .*b.jsonl \(1{12}\)"):
+            check_folder(tmp_path, OPTIONS, [{"file": "b.jsonl", "sha256": "1" * 64}])
+
+    def test_who_writes_answers_is_recorded_in_words_and_older_records_go_on(self, model, tmp_path):
+        for generate, words in ((None, "all"), ((), "none"), ((0.15, "full"), [0.15, "full"])):
+            options, out = replace(OPTIONS, generate=generate), tmp_path / str(words)[:4]
+            run(model, out, "full", ITEMS[:1], options)
+            record = json.loads((out / "run.json").read_text())
+            assert record["options"]["generate"] == words
+            record["options"]["generate"] = None if generate is None else list(generate)
+            (out / "run.json").write_text(json.dumps(record))
+            assert run(model, out, "full", ITEMS[:1], options).found == 1
+
+    def test_texts_that_are_no_unicode_reach_the_record(self, model, tmp_path):
+        bad = "bad \udcff byte"
+        options = replace(OPTIONS, instruction=bad, prompts={"boats": f"{bad} {{context}} {{input}}"})
+        given = {"data": [{"file": "n\udcff.jsonl", "sha256": "0"}], "environment": HERE | {"command": f"--out {bad}"}}
+        for found in (0, 1):
+            assert run(model, tmp_path, "full", ITEMS[:1], options, **given).found == found
+        record = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+        assert record["options"]["instruction"] == "bad \ufffd byte" and record["data"][0]["file"] == "n\ufffd.jsonl"
+        assert record["environments"][0]["command"] == "--out bad \ufffd byte"
+
+    def test_two_names_of_one_arm_are_refused_before_anything_is_written(self, model, tmp_path):
+        with pytest.raises(OptionError, match="are the same on tiny"):
+            run(model, tmp_path / "run", "infoflow,infoflow[layers=relative]")
+        with pytest.raises(OptionError, match=r"arm 'cacheblend-gradual@auto:0.8': .*has another set"):
+            run(model, tmp_path / "run", "cacheblend-gradual@auto")
+        assert not (tmp_path / "run").exists()
+
     def test_a_full_disk_ends_it_in_words_and_it_goes_on_later(self, model, tmp_path):
         run(model, tmp_path / "whole")
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -544,9 +634,13 @@ class TestResuming:
             ("run.json", '{"format": 7}', "has format 7, this version writes 1"),
             ("run.json", "[]", "no record of a run"),
             ("run.json", "{", "no record of a run"),
+            ("run.json", "[" * 200_000, "no record of a run"),
+            ("rows.jsonl", "[" * 200_000 + "\n", r"line 1: not a row of `eval predict` .nested too deep"),
         ],
     )
     def test_files_of_others_stay_as_they_are(self, model, tmp_path, name, content, words):
+        if name == "rows.jsonl":
+            run(model, tmp_path, "full", ITEMS[:1])
         (tmp_path / name).write_text(content)
         with pytest.raises(InputError, match=words):
             run(model, tmp_path, "full", ITEMS[:1])
@@ -592,6 +686,14 @@ class TestEnvironments:
         assert caplog.text.count("holds rows made with other") == 1 and words in caplog.text
         assert (self.record(tmp_path)["environment"], self.record(tmp_path)["environments"]) == (HERE, [HERE, other])
         assert len(read_rows([tmp_path])) == 2
+
+    def test_every_command_that_wrote_rows_is_kept(self, model, tmp_path):
+        for number, (methods, command) in enumerate((("full", "c"), ("none", "d"), ("epic", "d"), ("infoflow", "e"))):
+            run(model, tmp_path, methods, ITEMS[:1], environment={**HERE, "command": command, "date": str(number)})
+        run(model, tmp_path, "full", ITEMS[:1], environment={**HERE, "command": "wrote nothing"})
+        [kept] = environments_of(self.record(tmp_path))
+        assert commands_of(kept) == ["c", "d", "e"] and kept["command"] == "c"
+        assert commands_of(HERE) == ["c"] and commands_of({}) == []
 
     def test_one_that_wrote_no_row_is_not_named(self, model, tmp_path, caplog):
         run(model, tmp_path, "full", ITEMS[:1], environment=HERE)

@@ -90,6 +90,15 @@ def test_files_that_hold_no_templates(tmp_path: Path) -> None:
         read_prompts(tmp_path / "nowhere.json")
 
 
+def test_templates_are_cleaned_as_data_files_are(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text('{"a\\ud800": "\\udfff {context} {input}"}')
+    assert read_prompts(file) == {"a\ufffd": "\ufffd {context} {input}"}
+    file.write_text("[" * 200_000)
+    with pytest.raises(DocumentError, match="is not JSON .nested too deep"):
+        read_prompts(file)
+
+
 def test_longbenchs_own_file() -> None:
     data = os.environ.get("INFOFLOW_DATA")
     file = Path(data or "") / "longbench_sample" / "config" / "dataset2prompt.json"

@@ -11,6 +11,8 @@ from evaluate.lab_rows import RUN, made_run, row, write
 from infoflow_kv.errors import InputError, OptionError
 from infoflow_kv.evaluate.results import paired, read_rows, read_runs
 
+Record = dict[str, Any]
+
 
 def lines(path: Path, *texts: str) -> Path:
     path.write_text("".join(texts), encoding="utf-8")
@@ -106,6 +108,86 @@ def test_other_token_ids_are_refused_but_reordered_arms_may_have_them(tmp_path: 
     rows = [other, row("q1", "full"), row("q1", "none", token_ids_sha256="third")]
     with pytest.raises(InputError, match="line 3: arm 'none'"):
         read_rows([write(tmp_path / "c", rows)])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"context_tokens": 999}, "another context_tokens .999, not 1000. than arm 'full' at .*line 1"),
+        ({"prompt_tokens": 31}, "another prompt_tokens"),
+        ({"prefix_of": 8}, "another prefix_of .8, not 16."),
+        ({"margin": 1.1}, "another margin"),
+        ({"full_gold_nll": 1.6}, "another full_gold_nll"),
+        ({"prompt_ids_sha256": "other"}, "saw other token ids than arm 'full'"),
+    ],
+)
+def test_a_reordered_arm_of_another_prompt_is_refused(tmp_path: Path, change: Record, says: str) -> None:
+    """Its own token ids may differ; what the item has whatever the order may not."""
+    first = write(tmp_path / "a", [row("q1", "full"), row("q1", "none", margin=1.0001)])  # as another machine rounds
+    same = {"token_ids_sha256": "moved", "reorder": True}
+    second = write(tmp_path / "b", [row("q1", "infoflow[reorder]@0.15", **same)])
+    assert len(read_rows([first, second])) == 3
+    third = write(tmp_path / "c", [row("q1", "infoflow[reorder]@0.15", **same, **change)])
+    with pytest.raises(InputError, match=f"arm 'infoflow.reorder.@0.15' of item 'q1' .*{says}"):
+        read_rows([first, third])
+
+
+def test_halves_may_lie_further_apart_on_another_machine(tmp_path: Path) -> None:
+    rows = [row("q1", "full"), row("q1", "none", margin=1.125)]
+    assert len(read_rows([write(tmp_path / "a", rows, {**RUN, "dtype": "bfloat16"})])) == 2
+    with pytest.raises(InputError, match="another margin"):
+        read_rows([write(tmp_path / "b", rows, RUN)])
+
+
+def test_one_name_for_two_layer_sets_is_refused(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", [row("q1", "infoflow@0.15", layers="2-6")], RUN)
+    second = write(tmp_path / "b", [row("q2", "infoflow@0.15", layers="20-23")], RUN)
+    with pytest.raises(InputError, match=r"arm 'infoflow@0.15' has layers 20-23 here and 2-6 at .*one calibration"):
+        read_rows([first, second])
+
+
+OPTIONS: Record = {"continuation": 3, "seed": 0, "generate": None, "instruction": "Answer.", "max_new_tokens": 32}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"continuation": 16}, "continuation: 3, now 16"),
+        ({"max_new_tokens": 64}, "max_new_tokens: 32, now 64"),
+        ({"instruction": "Be brief."}, "instruction: "),
+        ({"prompts": {"made": "{context} {input}"}}, "prompt: none, now "),
+        ({"lengthen": 900}, "lengthen: none, now 900"),
+        ({"generate": "none", "kv_error": True}, ""),
+        ({"prompts": None, "lengthen": None}, ""),
+        ({"prompts": {"else": "{context} {input}"}}, ""),
+    ],
+)
+def test_runs_of_one_data_set_with_other_options_do_not_mix(tmp_path: Path, change: Record, says: str) -> None:
+    first = write(tmp_path / "a", [row("q1", "full")], {**RUN, "options": OPTIONS})
+    second = write(tmp_path / "b", [row("q2", "full")], {**RUN, "options": OPTIONS | change})
+    other = write(tmp_path / "c", [row("q3", "full", dataset="else")], {**RUN, "options": OPTIONS | change})
+    assert len(read_rows([first, other])) == 2  # each has tables of its own, and the report says its options
+    if not says:
+        assert len(read_rows([first, second])) == 2
+        return
+    with pytest.raises(InputError, match=f"data set 'made' that were measured with other options .*{says}"):
+        read_rows([first, second])
+    with pytest.raises(InputError, match="measured with other options"):
+        read_rows([first / "rows.jsonl", second])
+
+
+def test_no_data_set_is_named_as_all_of_them_together(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 1: 'pooled' is what all data sets together are called"):
+        read_rows([write(tmp_path / "a", [row("q1", "full", dataset="pooled")])])
+
+
+def test_nested_too_deep(tmp_path: Path) -> None:
+    file = lines(tmp_path / "rows.jsonl", "[" * 200_000 + "\n", line("q1"))
+    with pytest.raises(InputError, match="line 1: not a JSON line .nested too deep"):
+        read_rows([file])
+    (tmp_path / "run.json").write_text('{"a":' * 600 + "1" + "}" * 600)
+    with pytest.raises(InputError, match="run.json is not JSON .nested too deep"):
+        read_runs([tmp_path])
 
 
 def test_one_id_for_two_items_is_refused(tmp_path: Path) -> None:

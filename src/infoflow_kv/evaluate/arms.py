@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from infoflow_kv.errors import OptionError, unknown_name
-from infoflow_kv.methods import Method, find_method
+from infoflow_kv.methods import METHODS, Method, find_method
 from infoflow_kv.positions import check_geometry
-from infoflow_kv.select import AttentionMass, check_budget
+from infoflow_kv.select import AUTO_CEILING, AttentionMass, check_budget, layer_set, layers_text
 
 if TYPE_CHECKING:
     from infoflow_kv.models import LanguageModel
@@ -24,10 +24,13 @@ _DEFAULTS: dict[str, Any] = {
     "repair_layers": "all",
     "chunk_floor": 0.0,
     "chunk_cap": 1.0,
-    "budget_max": None,
+    "budget_max": AUTO_CEILING,
 }
 _NUMBERS = ("chunk_floor", "chunk_cap", "budget_max")
 _FLAGS = ("reorder",)
+_LAYERS = ("layers", "repair_layers")
+_LAYER_NUMBERS = re.compile(r"[\d\s,-]+")
+_MOST_LAYERS = 10**6  # of any model: a set is brought into its one form before the model is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,11 @@ class Arm:
         """The recipe for this model; OptionError for what this model has not."""
         from infoflow_kv.recipes import make_recipe
 
-        # A rule with a fixed number of tokens takes it whatever the budget, unless that buys nothing at all.
-        return make_recipe(model, self.method, 1.0 if self.budget is None else self.budget, **self.options)
+        try:
+            # A rule with a fixed number of tokens takes it whatever the budget, unless that buys nothing at all.
+            return make_recipe(model, self.method, 1.0 if self.budget is None else self.budget, **self.options)
+        except OptionError as error:
+            raise OptionError(f"arm '{self.name}': {error}") from None
 
 
 def parse_arms(
@@ -54,7 +60,8 @@ def parse_arms(
 
     Differences: layers, geometry, repair_layers, reorder, chunk_floor, chunk_cap, budget_max. `geometry` and `reorder`
     are those of all arms that have none of their own and to which they say something. What is the default anyway
-    stands in no name. Raises OptionError for anything that is not understood, and for an arm that comes twice.
+    stands in no name, and the same arm has the same name however it is written. Raises OptionError for anything that is
+    not understood, for a difference that the method does not read, and for an arm that comes twice.
 
     >>> [arm.name for arm in parse_arms("none,epic,a3@auto:0.5", (0.05, 0.15))]
     ['none', 'epic@0.05', 'epic@0.15', 'a3@auto:0.5']
@@ -67,16 +74,22 @@ def parse_arms(
                 f"arm '{text.strip()}' is not understood; expected a method, with differences in brackets and a budget "
                 "behind @ where wanted, as in infoflow[layers=relative,geometry=HL-TP]@0.15"
             )
-        method = find_method(match["method"])
+        method = usual(find_method(match["method"]))
         own = parse_options(match["options"] or "", text)
         options = settled(method, {**shared_options(method, geometry, reorder), **own}, text.strip())
-        wanted: Sequence[float | str | None] = budgets if match["budget"] is None else [parse_budget(match["budget"])]
+        given = budgets if match["budget"] is None else [match["budget"]]
+        wanted: list[float | str | None] = [parse_budget(b) if isinstance(b, str) else _share(b) for b in given]
         if not has_budget(match["method"]):
             if match["budget"] is not None:
                 raise OptionError(f"arm '{text.strip()}': {method.name} takes no budget; write it without @")
             wanted = [None]
         elif not wanted:
             raise OptionError(f"arm '{text.strip()}' needs a budget; give --budget or write {method.name}@0.15")
+        if "budget_max" in options and not all(isinstance(b, str) for b in wanted):
+            raise OptionError(
+                f"arm '{text.strip()}': budget_max is the ceiling of adaptive budgets and says nothing to others; give "
+                f"the arm one of its own, as in {method.name}[budget_max={options['budget_max']}]@auto:0.8"
+            )
         arms += [Arm(arm_name(method.name, options, b), method.name, b, options) for b in wanted]
     names = [arm.name for arm in arms]
     for name in names:
@@ -97,15 +110,74 @@ def shared_options(method: Method, geometry: str | None, reorder: bool) -> dict[
     return found
 
 
+def usual(method: Method) -> Method:
+    """The method under its shortest name: `first-k:016` is `first-k`, which has 16 anyway."""
+    base = METHODS[method.name.partition(":")[0]]
+    if method.parameter == base.parameter:
+        return base
+    return replace(method, name=f"{base.name}:{method.parameter}")
+
+
 def settled(method: Method, options: dict[str, Any], arm: str) -> dict[str, Any]:
-    """The options in the order of a name, without defaults: the same arm always has the same name."""
-    if "geometry" in options:
-        options["geometry"] = check_geometry(options["geometry"])
+    """The options in the order of a name, without defaults: the same arm always has the same name.
+
+    OptionError for a difference that this method does not read: the arm would be another one by its name only.
+    """
+    options = {key: _one_form(key, value) for key, value in options.items()}
     if options.get("reorder") and method.in_laboratory_only:
         raise OptionError(
             f"arm '{arm}': {method.name} knows the full prefill of the given order only, so it cannot reorder"
         )
-    return {key: options[key] for key, default in _DEFAULTS.items() if options.get(key, default) != default}
+    found = {key: options[key] for key, default in _DEFAULTS.items() if options.get(key, default) != default}
+    known = read_by(method)
+    for key in found:
+        if key not in known:
+            raise OptionError(
+                f"arm '{arm}': {method.name} does not read {key}, so it would be measured twice under two names; it "
+                + (f"reads {', '.join(known)}" if known else "reads no difference")
+            )
+    return found
+
+
+def read_by(method: Method) -> list[str]:
+    """The differences that change something in this method, in the order of a name."""
+    chooses = method.selector is not None or method.narrowing is not None
+    by_attention = method.selector is not None and isinstance(method.selector((0,)), AttentionMass)
+    reads = {
+        "reorder": method.selector is not None and not method.in_laboratory_only,
+        "layers": method.scores_by_layers,
+        "geometry": by_attention,
+        "repair_layers": method.selector is not None,
+        "chunk_floor": chooses,
+        "chunk_cap": chooses,
+        "budget_max": has_budget(method.name),
+    }
+    return [key for key in _DEFAULTS if reads[key]]
+
+
+def _one_form(key: str, value: Any) -> Any:
+    """The value as it stands in a name; OptionError for one that no model could take."""
+    if key == "geometry":
+        return check_geometry(value)
+    if key in _LAYERS and _LAYER_NUMBERS.fullmatch(value):
+        return layers_text(layer_set(value, _MOST_LAYERS))
+    if key in _NUMBERS:
+        return value + 0.0  # -0 is 0
+    return value
+
+
+def check_distinct(arms: Sequence[Arm], model: "LanguageModel") -> None:
+    """Nothing; OptionError where two arms are the same on this model, such as its layers `auto` and by number."""
+    seen: dict[Recipe, str] = {}
+    for arm in arms:
+        recipe = arm.recipe(model)
+        key = replace(recipe, budget_max=None)
+        if key in seen:
+            raise OptionError(
+                f"arms '{seen[key]}' and '{arm.name}' are the same on {model.name} (layers "
+                f"{layers_text(recipe.layers)}) and would be measured twice; leave one out"
+            )
+        seen[key] = arm.name
 
 
 def has_budget(method: str) -> bool:
@@ -117,21 +189,38 @@ def has_budget(method: str) -> bool:
 def arm_name(method: str, options: dict[str, Any], budget: float | str | None) -> str:
     """`infoflow[layers=relative]@0.15`."""
     parts = ",".join(key if value is True else f"{key}={value}" for key, value in options.items())
-    shown = "" if budget is None else f"@{budget:g}" if isinstance(budget, float) else f"@{budget}"
+    shown = "" if budget is None else f"@{exact(budget)}" if isinstance(budget, float) else f"@{budget}"
     return f"{method}[{parts}]{shown}" if parts else f"{method}{shown}"
 
 
+def exact(number: float) -> str:
+    """The number in as few digits as say it exactly: no two budgets share a name.
+
+    >>> exact(1.0), exact(0.15), exact(0.1500004)
+    ('1', '0.15', '0.1500004')
+    """
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
+
+
 def parse_budget(text: str) -> float | str:
-    """A number in 0..1, or `auto[:P]` as it is; OptionError for anything else."""
+    """A number in 0..1, or `auto:P` with P written out; OptionError for anything else.
+
+    >>> parse_budget(".150"), parse_budget("auto")
+    (0.15, 'auto:0.8')
+    """
     text = text.strip()
     if text.startswith("auto"):
-        check_budget(text)
-        return text
+        return f"auto:{exact(check_budget(text).cover or 0.0)}"
     try:
         number = float(text)
     except ValueError:
         raise OptionError(f"budget '{text}' is neither a number in 0..1 nor auto or auto:P") from None
-    return check_budget(number).share
+    return _share(number)
+
+
+def _share(number: float) -> float:
+    return check_budget(number).share + 0.0  # -0 is 0
 
 
 def parse_options(text: str, arm: str) -> dict[str, Any]:

@@ -5,16 +5,12 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from infoflow_kv.errors import DocumentError
-from infoflow_kv.evaluate.items import Item, Passage
+from infoflow_kv.evaluate.items import CHOICE, LETTERS, Item, Passage
 from infoflow_kv.evaluate.passages import marked_passages, pack, pieces
 
 PAIRS_PER_PASSAGE = 5
 """Pairs of a key-value record that go into one passage."""
 
-CHOICE = "choice"
-"""What `meta["task"]` says of items whose answer is one of the letters A to D."""
-
-_LETTERS = "ABCD"
 # What tells a format, in the order of asking: any of the fields is enough, the rest is then missed by name.
 _MARKS = {
     "kv_retrieval": ("ordered_kv_records",),
@@ -87,11 +83,11 @@ def _longbench(record: Record, number: int, stem: str) -> Item | None:
 
 def _longbench_v2(record: Record, number: int, stem: str) -> Item:
     context, answer = _text(record, "context"), _text(record, "answer")
-    choices = {letter: _text(record, f"choice_{letter}", may_be_blank=True) for letter in _LETTERS}
+    choices = {letter: _text(record, f"choice_{letter}", may_be_blank=True) for letter in LETTERS}
     if answer not in choices:
-        raise DocumentError(f"'answer' is '{answer}'; expected one of the letters {', '.join(_LETTERS)}")
+        raise DocumentError(f"'answer' is '{answer}'; expected one of the letters {', '.join(LETTERS)}")
     question = _text(record, "question").strip()
-    used = {"_id", "question", "answer", "context", *(f"choice_{letter}" for letter in _LETTERS)}
+    used = {"_id", "question", "answer", "context", *(f"choice_{letter}" for letter in LETTERS)}
     return Item(
         id=_text(record, "_id"),
         dataset="longbench_v2",

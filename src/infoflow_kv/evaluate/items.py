@@ -1,11 +1,20 @@
 """The record that every laboratory input becomes, from whatever file or generator, and the checks on a list of them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infoflow_kv.errors import OptionError
 from infoflow_kv.evaluate.metrics import normalise
+
+POOLED = "pooled"
+"""The name of all data sets together in scores; no data set may have it."""
+
+CHOICE = "choice"
+"""What `meta["task"]` says of items whose answer is one of LETTERS."""
+
+LETTERS = "ABCD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +48,12 @@ class Item:
 def check_items(items: Sequence[Item], places: Sequence[str] = ()) -> tuple[list[Item], dict[str, str]]:
     """Return the items that can be scored, and why each of the others (by id) was left out.
 
-    Golds that normalise to nothing are removed, since no prediction can score on them, and an item without any other
-    is left out. The letters of multiple-choice items (`meta["choices"]`) are kept as they are: "A" is an article to
-    the normalisation, but letters are compared as letters. `places` says for people where each item stands.
+    Golds that no prediction can score on are removed, and an item without any other is left out: those that normalise
+    to nothing and, of items that are scored by the letter (see `is_choice`), all that is none of LETTERS. `places` says
+    for people where each item stands.
 
-    Raises OptionError for an id that occurs twice and for `supporting` outside the passages.
+    Raises OptionError for an id that occurs twice, for `supporting` outside the passages and for a data set that is
+    named like all of them together (see `check_dataset`).
     """
     if places and len(places) != len(items):
         raise OptionError(f"{len(places)} places were given for {len(items)} items; give one each, or none")
@@ -57,21 +67,42 @@ def check_items(items: Sequence[Item], places: Sequence[str] = ()) -> tuple[list
                 f"{place}: the id '{item.id}' is taken by {first_places[item.id]}; every item of a run needs its own"
             )
         first_places[item.id] = place
+        check_dataset(item.dataset, place)
         outside = [index for index in item.supporting if not 0 <= index < len(item.passages)]
         if outside:
             raise OptionError(
                 f"{place}: supporting names passage {outside[0]} of item '{item.id}', which has "
                 f"{len(item.passages)}; give indices from 0 to {len(item.passages) - 1}"
             )
-        answers = tuple(a for a in item.answers if normalise(a) or (a and "choices" in item.meta))
+        letters = is_choice(item.meta)
+        # "A" is an article to the normalisation, but letters are compared as letters.
+        answers = tuple(a for a in item.answers if (a in tuple(LETTERS) if letters else normalise(a)))
         if answers:
             kept.append(item if answers == item.answers else replace(item, answers=answers))
         elif item.answers:
             shown = ", ".join(repr(answer) for answer in item.answers[:3])
-            skipped[item.id] = f"{place}: no gold answer is left once normalised (given: {shown}); nothing could score"
+            if letters:
+                why = f"no gold answer is one of the letters {', '.join(LETTERS)}"
+            else:
+                why = "no gold answer is left once normalised"
+            hint = '; write "task": "choice" for letters' if not letters and set(item.answers) & set(LETTERS) else ""
+            skipped[item.id] = f"{place}: {why} (given: {shown}); nothing could score{hint}"
         else:
             skipped[item.id] = f"{place}: no gold answer"
     return kept, skipped
+
+
+def is_choice(meta: Mapping[str, Any]) -> bool:
+    """True for what is scored by the letter that the prediction gives, by nothing else."""
+    return bool(meta.get("task") == CHOICE)
+
+
+def check_dataset(name: str, place: str) -> None:
+    """Nothing; OptionError for the name that scores give all data sets together."""
+    if name == POOLED:
+        raise OptionError(
+            f"{place}: a data set is named '{POOLED}', as scores name all data sets together; give it another name"
+        )
 
 
 def with_passages(
@@ -103,3 +134,14 @@ def with_passages(
         supporting=tuple(moved[index] for index in item.supporting),
         meta={**facts, **meta},
     )
+
+
+def facts(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an item's meta belongs into a row: numbers and short words to group by, no copy of the data set."""
+    return {
+        key: value
+        for key, value in meta.items()
+        if isinstance(value, int)
+        or (isinstance(value, float) and math.isfinite(value))
+        or (isinstance(value, str) and len(value) <= 40)
+    }

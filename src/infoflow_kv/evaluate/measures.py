@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from infoflow_kv.evaluate.formats import CHOICE
+from infoflow_kv.evaluate.items import is_choice
 from infoflow_kv.evaluate.metrics import choice_letter, contains_all, exact_match, paper_f1, qa_f1
 from infoflow_kv.evaluate.niah import TASK as NEEDLES
 from infoflow_kv.evaluate.results import Row
@@ -106,7 +106,7 @@ def fields_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     would measure how the answer is worded."""
     if is_needle(row) or is_tracking(row):
         return ("hit",)
-    return ("choice",) if row["meta"].get("task") == CHOICE else ("f1_longbench", "exact_match", "f1_paper")
+    return ("choice",) if is_choice(row["meta"]) else ("f1_longbench", "exact_match", "f1_paper")
 
 
 def is_needle(row: Mapping[str, Any]) -> bool:

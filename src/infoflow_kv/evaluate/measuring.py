@@ -1,7 +1,7 @@
 """One item: the reference by plain Transformers, then one row per arm."""
 
 import hashlib
-import math
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,14 @@ from infoflow_kv.engine import Engine
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
 from infoflow_kv.evaluate.arms import Arm
 from infoflow_kv.evaluate.distances import agreement, divergences, kv_error, margin, nll, selection_lift
-from infoflow_kv.evaluate.items import Item
+from infoflow_kv.evaluate.items import Item, facts
+from infoflow_kv.evaluate.json_text import cleaned
 from infoflow_kv.evaluate.niah import TASK as NEEDLES
 from infoflow_kv.evaluate.prompts import worded
 from infoflow_kv.evaluate.results import FORMAT
 from infoflow_kv.evaluate.rotation import rope_similarity
+from infoflow_kv.evaluate.variable_tracking import TASK as TRACKING
+from infoflow_kv.evaluate.windows import check_truth, smallest_window
 from infoflow_kv.methods import find_method
 from infoflow_kv.models import PlainRun, forward_rows, greedy
 from infoflow_kv.records import Document, Prompt
@@ -29,6 +32,7 @@ from infoflow_kv.store import MemoryStore
 if TYPE_CHECKING:
     from infoflow_kv.models import LanguageModel
 
+logger = logging.getLogger(__name__)
 
 INSTRUCTION = "Answer the question using the documents. Give the answer only, in a few words."
 
@@ -38,7 +42,8 @@ class Options:
     """How items are measured. `continuation`: places over which distances are taken. `generate`: budgets, or names of
     arms, that also write an answer of up to `max_new_tokens` (None: all arms). `kv_error`: ΔK and ΔV per layer.
     `instruction`: for items that have none of their own. `prompts`: instead, a template for each data set (see
-    `prompts.worded`). `lengthen`: passage tokens to which items were lengthened, None if they were not.
+    `prompts.worded`). `lengthen`: passage tokens to which items were lengthened, None if they were not. Lone surrogates
+    in texts are replaced, as in data files.
     """
 
     max_new_tokens: int = 32
@@ -59,6 +64,8 @@ class Options:
                 raise OptionError(f"{name} is {value!r}; expected a whole number of at least 1")
         if not 0 <= self.seed < 2**63:
             raise OptionError(f"seed {self.seed} is outside 0..2^63-1")
+        object.__setattr__(self, "instruction", cleaned(self.instruction))
+        object.__setattr__(self, "prompts", None if self.prompts is None else cleaned(dict(self.prompts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,8 @@ class Bench:
         self.model = model
         self.options = options
         self.plain = model.plain("eager" if model.needs_eager else "sdpa")
+        self.window = smallest_window(self.plain.config)
+        self._told = False  # that a kv_error cannot be measured
 
     def worded(self, item: Item) -> Item:
         """The item as the model reads it; OptionError where the prompts have none for its data set."""
@@ -102,14 +111,16 @@ class Bench:
             chunk_tokens=o.chunk_tokens,
             head_policy=o.head_policy,
             instruction=item.instruction if item is not None and own else o.instruction,
+            labels=o.prompts is None,
         )
 
     def check_passages(self, item: Item) -> None:
-        """Nothing; OptionError for a needle item of which a passage would be more than one chunk.
+        """Nothing; OptionError for a made item of which a passage would be more than one chunk.
 
-        Its needle stands at a chosen place of a passage: in another chunking that place says nothing.
+        A needle stands at a chosen place of a passage, and each hop in a passage of its own: in another chunking that
+        says nothing.
         """
-        if item.meta.get("task") != NEEDLES:
+        if item.meta.get("task") not in (NEEDLES, TRACKING):
             return
         item = self.worded(item)
         engine = self.engine(item)
@@ -118,16 +129,16 @@ class Bench:
             if len(chunks) != 1:
                 tokens = sum(chunk.num_tokens for chunk in chunks)
                 raise OptionError(
-                    f"item '{item.id}' places its needle by passages, and passage {index} of {tokens} tokens makes "
+                    f"item '{item.id}' places its facts by passages, and passage {index} of {tokens} tokens makes "
                     f"{len(chunks)} chunks at chunk_tokens {self.options.chunk_tokens}; use chunk_tokens {tokens} or "
-                    "more, or make the needles anew with smaller passages"
+                    "more, or make the items anew with smaller passages"
                 )
 
     def rows(self, item: Item, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
         """One row per arm, all on the same token ids.
 
-        Raises PromptTooLongError, or OptionError for passages of a needle item (see `check_passages`), before anything
-        is computed.
+        Raises PromptTooLongError, or OptionError for passages of a made item (see `check_passages`) and for an oracle
+        that cannot know the full prefill (see `check_truth`), before anything is computed.
 
         The chunks are stored before the first arm runs: no arm's time holds their prefill. It does hold the rows of the
         forced continuation, which full prefill's time does not: in rows, times are an upper bound.
@@ -141,6 +152,7 @@ class Bench:
         prompt = engine.prompt(item.question, documents)
         gold_ids = engine.encoder.content(item.answers[0])[0]
         check_fits(self.model, prompt, max(self.options.max_new_tokens, len(gold_ids)))
+        check_truth(arms, self.window, item.id, prompt.num_tokens, self.options.max_new_tokens)
         reference = self.reference(engine, item, prompt, gold_ids)
         if any(m.reuse for m in methods):
             engine.add(documents)
@@ -152,10 +164,10 @@ class Bench:
 
     def reference(self, engine: Engine, item: Item, prompt: Prompt, gold_ids: tuple[int, ...]) -> Reference:
         """What every arm of the item is compared with."""
-        o, model = self.options, self.model
-        run = greedy(self.plain, prompt.token_ids, o.max_new_tokens, model.stop_ids)
+        o = self.options
+        run = self._greedy(prompt)
         closed = engine.prompt(item.question, [])
-        alone = greedy(self.plain, closed.token_ids, o.max_new_tokens, model.stop_ids)
+        alone = self._greedy(closed)
         return Reference(
             plain=run,
             forced=run.token_ids[: o.continuation],
@@ -164,6 +176,9 @@ class Bench:
             closed_nll=self._plain_nll(closed, gold_ids, alone),
             closed_prediction=self._text(alone.token_ids),
         )
+
+    def _greedy(self, prompt: Prompt) -> PlainRun:
+        return greedy(self.plain, prompt.token_ids, self.options.max_new_tokens, self.model.stop_ids)
 
     def _plain_nll(self, prompt: Prompt, gold_ids: tuple[int, ...], run: PlainRun) -> float:
         """The gold answer's NLL after plain Transformers' own KV of the prompt; a forward of all where it has none."""
@@ -243,7 +258,9 @@ class Bench:
         prediction, stop = self._continue(run, forced) if wanted else (None, None)
         errors: dict[str, Any] = {}
         full_keys, full_values = reference.plain.keys, reference.plain.values
-        if o.kv_error and full_keys is not None and full_values is not None and not run.recipe.reorder:
+        if o.kv_error and (full_keys is None or full_values is None):
+            self._tell_unkept(item)
+        elif o.kv_error and full_keys is not None and full_values is not None and not run.recipe.reorder:
             slots = run.selection.slots
             errors["delta_k"], errors["delta_v"] = kv_error(run.context, slots, full_keys, full_values)
         # Last: the gold answer is written over the forced continuation's slots.
@@ -281,6 +298,16 @@ class Bench:
             "token_ids_sha256": sha256_of_ids(ids),
             **errors,
         }
+
+    def _tell_unkept(self, item: Item) -> None:
+        if not self._told:
+            logger.warning(
+                "plain Transformers keeps no KV of all of item '%s', which is longer than this model's sliding window "
+                "of %s tokens: its rows, and those of other such items, have no delta_k and delta_v (--kv-error)",
+                item.id,
+                self.window,
+            )
+        self._told = True
 
     def _continue(self, run: Run, forced: tuple[int, ...]) -> tuple[str, str]:
         """The method's own greedy answer: what it shares with the forced one, then token by token."""
@@ -328,6 +355,7 @@ class Bench:
             "context_tokens": prompt.context_tokens,
             "prompt_tokens": len(prompt.suffix_ids),
             "chunks": len(prompt.chunks),
+            "prompt_ids_sha256": sha256_of_ids(prompt.token_ids),
             "meta": facts(item.meta),
             **measured,
         }
@@ -360,16 +388,5 @@ def check_fits(model: "LanguageModel", prompt: Prompt, new_tokens: int) -> None:
 
 
 def sha256_of_ids(token_ids: Sequence[int]) -> str:
-    """The digest by which rows show that their arms saw the same ids."""
+    """The digest by which rows show that their arms saw the same ids; reordered ones, ids of the same prompt."""
     return hashlib.sha256(torch.tensor(list(token_ids), dtype=torch.int64).numpy().tobytes()).hexdigest()
-
-
-def facts(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an item's meta belongs into a row: numbers and short words to group by, no copy of the data set."""
-    return {
-        key: value
-        for key, value in meta.items()
-        if isinstance(value, int)
-        or (isinstance(value, float) and math.isfinite(value))
-        or (isinstance(value, str) and len(value) <= 40)
-    }

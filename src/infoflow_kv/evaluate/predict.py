@@ -1,23 +1,25 @@
 """`eval predict`: items × arms → OUT/rows.jsonl, resumable, one writer at a time."""
 
-import hashlib
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infoflow_kv.errors import InfoFlowError, InputError, OptionError, PromptTooLongError
-from infoflow_kv.evaluate.arms import Arm
-from infoflow_kv.evaluate.environment import without_folders
+from infoflow_kv.evaluate.arms import Arm, check_distinct
 from infoflow_kv.evaluate.items import Item, Passage, check_items
+from infoflow_kv.evaluate.json_text import cleaned, parsed
 from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
 from infoflow_kv.evaluate.readers import fit, lengthen
-from infoflow_kv.evaluate.results import FORMAT, ROWS_NAME, RUN_NAME, environments_of
+from infoflow_kv.evaluate.results import FORMAT, ROWS_NAME, RUN_NAME
+from infoflow_kv.evaluate.run_records import made_in, run_record, settle, unwritable
+from infoflow_kv.evaluate.windows import check_truth
+from infoflow_kv.methods import find_method
 from infoflow_kv.records import Document
 
 if TYPE_CHECKING:
@@ -67,9 +69,10 @@ def predict(
     for item in items:
         bench.worded(item)
         bench.check_passages(item)
-    for arm in arms:
-        arm.recipe(model)
-    record = run_record(model, arms, options, data, environment or {})
+    check_distinct(arms, model)
+    check_oracle(bench, items, arms)
+    datasets = list(dict.fromkeys(item.dataset for item in items))
+    record = run_record(model, arms, options, data, environment or {}, datasets)
     with writer(out, record) as rows:
         have = rows.have()
         dropped: dict[str, int] = {}
@@ -102,6 +105,19 @@ def predict(
                     on_progress(done, total, f"{item.id} {row['arm']}")
             logger.info("item '%s': %d arms in %.1f s", item.id, len(missing), time.perf_counter() - start)
         return Done(written, found, skipped, dropped)
+
+
+def check_oracle(bench: Bench, items: Sequence[Item], arms: Sequence[Arm]) -> None:
+    """Nothing; OptionError where an arm needs a full prefill's values that plain Transformers would not keep of one of
+    the items, which models with sliding windows do not (see `windows.check_truth`)."""
+    if bench.window is None or not any(find_method(arm.method).in_laboratory_only for arm in arms):
+        return
+    for item in map(bench.worded, items):
+        try:
+            tokens = bench.engine(item).prompt(item.question, documents_of(item)).num_tokens
+        except InfoFlowError:  # such an item is left out later, with its reason
+            continue
+        check_truth(arms, bench.window, item.id, tokens, bench.options.max_new_tokens)
 
 
 def lengthened(
@@ -145,40 +161,6 @@ def fitted_item(bench: Bench, item: Item) -> tuple[Item | None, str]:
     return fitted, ""
 
 
-def run_record(
-    model: "LanguageModel",
-    arms: Sequence[Arm],
-    options: Options,
-    data: Sequence[dict[str, str]],
-    environment: dict[str, Any],
-) -> dict[str, Any]:
-    """What `run.json` says: everything that rows of one folder must share, and where they were made."""
-    return {
-        "format": FORMAT,
-        "model": without_folders([model.name])[0],
-        "weights": model.identity.weights,
-        "dtype": model.identity.dtype,
-        # What `layers=auto` means: a calibration in between would change arms under their names.
-        "layer_sets": dict(model.layer_sets),
-        "options": json.loads(json.dumps(asdict(options))),
-        "data": [dict(d) for d in data],
-        "arms": [arm.name for arm in arms],
-        # Where the record was made, and every place that wrote rows; the latter are added with their first row.
-        "environment": environment,
-        "environments": [],
-    }
-
-
-# What may change numbers, or times, between two parts of a run. The rest of an environment only says more about it.
-_TOLD = {"code": "code of infoflow-kv", "torch": "torch", "threads": "thread count"}
-_PASSING = ("load_average", "date", "command")
-
-
-def _place(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment without what differs between two runs on one machine."""
-    return {key: value for key, value in environment.items() if key not in _PASSING}
-
-
 class Rows:
     """The rows file of one run, open for appending."""
 
@@ -205,7 +187,7 @@ class Rows:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = parsed(line)
                 version = row["format"]
                 found.add((row["_id"], row["arm"]))
             except (ValueError, KeyError, TypeError) as error:
@@ -220,39 +202,19 @@ class Rows:
         return found
 
     def made_in(self, environment: dict[str, Any]) -> None:
-        """Keeps the environment of the rows that follow in the run's record, once each, and warns where the rows that
-        are there were made by other code, by another torch or with another number of threads."""
-        file = self._file.with_name(RUN_NAME)
-        record = json.loads(file.read_text(encoding="utf-8"))
-        before = environments_of(record)
-        if not environment or _place(environment) in map(_place, before):
-            return
-        for key, words in _TOLD.items():
-            known = list(dict.fromkeys(str(e.get(key, "not recorded")) for e in before))
-            now = str(environment.get(key, "not recorded"))
-            if known and now not in known:
-                logger.warning(
-                    "%s holds rows made with other %s (%s, now %s); numbers may differ for that reason alone",
-                    self._file,
-                    words,
-                    ", ".join(text[:16] for text in known),
-                    now[:16],
-                )
-        try:
-            _write(file, {**record, "environments": [*before, environment]})
-        except OSError as error:
-            raise _unwritable(file, error) from error
+        """Keeps the environment of the rows that follow in the run's record (see `run_records.made_in`)."""
+        made_in(self._file.with_name(RUN_NAME), environment)
 
     def append(self, row: dict[str, Any]) -> None:
         """Writes one row; on return it is in the file, whole."""
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+        line = json.dumps(cleaned(row), ensure_ascii=False, allow_nan=False) + "\n"
         try:
             with self._file.open("ab") as handle:
-                handle.write(line.encode("utf-8", "surrogatepass"))
+                handle.write(line.encode("utf-8"))
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError as error:
-            raise _unwritable(self._file, error) from error
+            raise unwritable(self._file, error) from error
 
 
 @contextmanager
@@ -274,50 +236,7 @@ def writer(out: Path, record: dict[str, Any]) -> Iterator[Rows]:
         try:
             settle(out / RUN_NAME, record)
         except OSError as error:
-            raise _unwritable(out / RUN_NAME, error) from error
+            raise unwritable(out / RUN_NAME, error) from error
         yield Rows(out / ROWS_NAME)
     finally:
         lock.release()
-
-
-def settle(file: Path, record: dict[str, Any]) -> None:
-    """Writes the run's record, or checks that the one which is there belongs to the same model, data and options."""
-    if file.exists():
-        try:
-            before = json.loads(file.read_text(encoding="utf-8"))
-            version = before["format"]
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{file} is no record of a run; give another --out") from None
-        if version != FORMAT:
-            raise InputError(f"{file} has format {version!r}, this version writes {FORMAT}; give another --out")
-        # An option that an older run did not know had its default there.
-        known = before.get("options")
-        if isinstance(known, dict):
-            before["options"] = {**json.loads(json.dumps(asdict(Options()))), **known}
-        before.setdefault("layer_sets", record.get("layer_sets"))
-        for key in ("weights", "dtype", "options", "data", "layer_sets"):
-            if before.get(key) != record.get(key):
-                raise OptionError(
-                    f"{file.parent} holds a run with other {key} ({_short(before.get(key))}, now "
-                    f"{_short(record[key])}); give another --out, or the same command to go on"
-                )
-        arms = list(dict.fromkeys([*before.get("arms", []), *record["arms"]]))
-        record = {**before, "arms": arms, "environments": environments_of(before)}
-    _write(file, record)
-
-
-def _write(file: Path, record: Mapping[str, Any]) -> None:
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, file)
-
-
-def _unwritable(file: Path, error: OSError) -> InfoFlowError:
-    return InfoFlowError(
-        f"{file} cannot be written: {error.strerror or error}; what is in it stays, and the same command goes on"
-    )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 120 else f"{text[:100]}… ({hashlib.sha256(text.encode()).hexdigest()[:8]})"

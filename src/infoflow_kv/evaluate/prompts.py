@@ -1,12 +1,12 @@
 """Prompts of other evaluations: one template for each data set, in LongBench's form (`dataset2prompt.json`)."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from infoflow_kv.errors import DocumentError, OptionError, unknown_name
 from infoflow_kv.evaluate.items import Item, Passage
+from infoflow_kv.evaluate.json_text import cleaned, parsed
 
 CONTEXT, QUESTION = "{context}", "{input}"
 
@@ -14,12 +14,12 @@ CONTEXT, QUESTION = "{context}", "{input}"
 def read_prompts(path: str | Path) -> dict[str, str]:
     """Return the templates of a JSON object {data set: template}, as LongBench's `dataset2prompt.json` is one.
 
-    DocumentError for a file that is none. Templates are checked when they are used: the official file holds some that
-    have no question, and those of tasks without documents.
+    Lone surrogates are replaced, as in data files. DocumentError for a file that is none. Templates are checked when
+    they are used: the official file holds some that have no question, and those of tasks without documents.
     """
     path = Path(path)
     try:
-        given = json.loads(path.read_text(encoding="utf-8-sig"))
+        given = parsed(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise DocumentError(f"'{path}' cannot be read: {error.strerror or error}") from error
     except ValueError as error:
@@ -28,7 +28,7 @@ def read_prompts(path: str | Path) -> dict[str, str]:
         raise DocumentError(
             f'\'{path}\' holds no templates; expected an object like {{"hotpotqa": "… {CONTEXT} … {QUESTION} …"}}'
         )
-    return given
+    return {cleaned(name): cleaned(text) for name, text in given.items()}
 
 
 def check_prompt(dataset: str, prompts: Mapping[str, str]) -> str:
@@ -54,7 +54,8 @@ def worded(item: Item, prompts: Mapping[str, str]) -> Item:
     stands behind them its question, and passages with a title are numbered as LongBench numbers them.
 
     The chat scaffold around them, and a blank line where LongBench has one newline between passages, stay ours: chunks
-    must be the same wherever they stand. Raises OptionError as `check_prompt`.
+    must be the same wherever they stand. The engine adds no label to the question. Raises OptionError as
+    `check_prompt`.
 
     >>> item = Item("i", "boats", "Who?", ("Ann",), (Passage("Log", "Ann sails."),))
     >>> worded(item, {"boats": "Read.\\n{context}\\n\\nAnswer: {input}"}).passages[0].text

@@ -14,6 +14,7 @@ from infoflow_kv.chunking import replace_surrogates
 from infoflow_kv.errors import DocumentError, OptionError
 from infoflow_kv.evaluate.formats import detect, item_from
 from infoflow_kv.evaluate.items import Item, Passage, check_items, with_passages
+from infoflow_kv.evaluate.json_text import cleaned, parsed, shallow
 from infoflow_kv.evaluate.metrics import normalise
 
 # Answers that say nothing about the passages that hold them.
@@ -46,7 +47,7 @@ def read_items(path: str | Path, limit: int | None = None) -> Loaded:
         raise OptionError(f"limit is {limit}; at least 1 item is needed")
     path = Path(path)
     data = _bytes(path)
-    stem = path.name.split(".")[0] or path.name
+    stem = replace_surrogates(path.name.split(".")[0] or path.name)  # it names a data set: a file name may be no text
     items: list[Item] = []
     places: list[str] = []
     skipped: dict[str, str] = {}
@@ -56,7 +57,7 @@ def read_items(path: str | Path, limit: int | None = None) -> Loaded:
             if not isinstance(record, dict):
                 raise DocumentError("not an object; every record must be one, {...}")
             format_name = format_name or detect(record)
-            item = item_from(_clean(record), format_name, number, stem)
+            item = item_from(cleaned(record), format_name, number, stem)
             if item is not None and not item.passages:
                 raise DocumentError("no passages: the context has no text")
         except DocumentError as error:
@@ -173,8 +174,8 @@ def _records(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
     for number, line_text in enumerate(text.split("\n"), start=1):
         if line_text.strip():
             try:
-                record = json.loads(line_text, parse_constant=_finite, parse_float=_finite)
-            except (ValueError, RecursionError) as error:
+                record = parsed(line_text, parse_constant=_finite, parse_float=_finite)
+            except ValueError as error:
                 raise DocumentError(
                     f"'{path}', line {number}: not JSON ({_why(error)}); expected one object a line, or a JSON list"
                 ) from error
@@ -193,6 +194,7 @@ def _list_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         line, counted, number = line + text.count("\n", counted, at), at, number + 1
         try:
             record, at = decoder.raw_decode(text, at)
+            shallow(record)
             at = _skip_space(text, at)
             closed = text.startswith("]", at)
             if not closed and not text.startswith(",", at):
@@ -222,15 +224,6 @@ def _why(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return error.msg
     return "nested too deep" if isinstance(error, RecursionError) else str(error)
-
-
-def _clean(value: Any) -> Any:
-    """Return the value with lone surrogates replaced in every text: they have no UTF-8 form and could not be saved."""
-    if isinstance(value, str):
-        return replace_surrogates(value)
-    if isinstance(value, list):
-        return [_clean(entry) for entry in value]
-    return {_clean(name): _clean(entry) for name, entry in value.items()} if isinstance(value, dict) else value
 
 
 def _grouped(items: Sequence[Item]) -> list[Item]:

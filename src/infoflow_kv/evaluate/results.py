@@ -1,6 +1,5 @@
 """Rows of `eval predict` read back: one dictionary per item and arm, checked, and pairs of arms on the same items."""
 
-import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from infoflow_kv.errors import InputError, OptionError, unknown_name
+from infoflow_kv.evaluate.changes import changes
+from infoflow_kv.evaluate.items import POOLED
+from infoflow_kv.evaluate.json_text import parsed
 
 Row = dict[str, Any]
 
@@ -49,6 +51,17 @@ _REQUIRED: dict[str, tuple[type, ...]] = {
     "ttft_seconds": _NUMBER,
     "token_ids_sha256": (str,),
 }
+# What an item has in common with itself whatever the arm and the order of its chunks.
+_OF_ITEM = ("context_tokens", "prompt_tokens", "chunks", "prefix_of")
+_OF_ITEM_NUMBERS = ("margin", "full_gold_nll", "closed_gold_nll")
+# How far these may lie apart, relatively and absolutely, where two machines measured them.
+_NOISE = {"float32": (1e-3, 1e-3)}
+_NOISE_OF_HALVES = (0.05, 0.25)
+_OF_ARM = ("method", "budget", "geometry", "reorder", "layers")
+# Options that decide what is measured, not how it comes out; and one that is looked at for each data set.
+_HARMLESS = ("generate", "kv_error", "prompts")
+# What older records lack had this value there; of other options that one of two records lacks, nothing is known.
+_ONCE_UNKNOWN = {"lengthen": None}
 # Absent or null where they were not measured.
 _OPTIONAL: dict[str, tuple[type, ...]] = {
     "closed_gold_nll": _NUMBER,
@@ -60,6 +73,7 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     "delta_v": (dict,),
     "timings": (dict,),
     "stop_reason": (str,),
+    "prompt_ids_sha256": (str,),
     "meta": (dict,),
 }
 
@@ -70,18 +84,24 @@ def read_rows(paths: Iterable[Path | str]) -> list[Row]:
     """All rows of these run folders or `rows.jsonl` files, in their order; optional fields are there as None.
 
     Raises InputError with file and line for a malformed line, a missing or mistyped field, another format version, an
-    arm that an item has twice, and arms of one item that did not see the same token ids (reordered arms are exempt).
-    The last line of a file may be torn by an interrupted run: it is left out, and the log says so. Runs of different
-    weights are refused: their rows share no reference.
+    arm that an item has twice, one arm name for two things, and arms of one item that were not measured on the same
+    prompt (reordered arms read its token ids in another order). The last line of a file may be torn by an interrupted
+    run: it is left out, and the log says so. Runs of different weights are refused, for their rows share no reference,
+    and so are rows of one data set that were measured with different options.
     """
     given = _listed(paths)
-    read_runs(given)
+    dtypes = {str(run.get("dtype")) for run in read_runs(given)}
     found: list[tuple[Row, str]] = []
+    options_of: dict[str, tuple[Mapping[str, Any], Path]] = {}
     for path in given:
-        found += _read_file(_rows_file(path))
+        rows = _read_file(_rows_file(path))
+        _check_options(path, {row["dataset"] for row, _ in rows}, options_of)
+        found += rows
     if not found:
         raise InputError(f"no rows in {', '.join(map(str, given))}; run `infoflow-kv eval predict` first")
-    _check_items(found)
+    noise = max((_NOISE.get(dtype, _NOISE_OF_HALVES) for dtype in dtypes), default=_NOISE["float32"])
+    _check_items(found, noise)
+    _check_arms(found)
     return [row for row, _ in found]
 
 
@@ -90,16 +110,10 @@ def read_runs(paths: Iterable[Path | str]) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = []
     places: list[Path] = []
     for path in _listed(paths):
-        file = (path if path.is_dir() else path.parent) / RUN_NAME
+        file = _run_file(path)
         if file in places or not file.is_file():
             continue
-        try:
-            run = json.loads(file.read_bytes())
-        except ValueError as error:
-            raise InputError(f"{file} is not JSON ({error}); run `eval predict` again into a new folder") from None
-        if not isinstance(run, dict):
-            raise InputError(f"{file} holds a {type(run).__name__} where a JSON object is expected")
-        _check_format(run, str(file))
+        run = _read_run(file)
         for key in ("weights", "dtype"):
             if runs and runs[0].get(key) != run.get(key):
                 raise InputError(
@@ -117,6 +131,21 @@ def environments_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     if listed is None:
         listed = [record.get("environment")]
     return [dict(e) for e in listed if isinstance(e, Mapping) and e] if isinstance(listed, list) else []
+
+
+def commands_of(environment: Mapping[str, Any]) -> list[str]:
+    """The commands that wrote rows in this environment, of all parts of the run; of an older record the first alone."""
+    listed = environment.get("commands")
+    found = listed if isinstance(listed, list) else [environment.get("command")]
+    return [command for command in found if isinstance(command, str) and command]
+
+
+def worded_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's options with words for what older ones wrote as null and as an empty list: arms that write answers."""
+    if "generate" not in options:
+        return dict(options)
+    generate = options["generate"]
+    return {**options, "generate": "all" if generate is None else generate or "none"}
 
 
 class Pairs(NamedTuple):
@@ -176,6 +205,54 @@ def _rows_file(path: Path) -> Path:
     return file
 
 
+def _run_file(path: Path) -> Path:
+    return (path if path.is_dir() else path.parent) / RUN_NAME
+
+
+def _read_run(file: Path) -> dict[str, Any]:
+    try:
+        run = parsed(file.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error}); run `eval predict` again into a new folder") from None
+    if not isinstance(run, dict):
+        raise InputError(f"{file} holds a {type(run).__name__} where a JSON object is expected")
+    _check_format(run, str(file))
+    return run
+
+
+def _check_options(path: Path, datasets: Iterable[str], options_of: dict[str, tuple[Mapping[str, Any], Path]]) -> None:
+    """Nothing; InputError where a data set's rows were measured with other options than those of `options_of`, into
+    which its options go where they are the first."""
+    file = _run_file(path)
+    options = _read_run(file).get("options") if file.is_file() else None
+    if not isinstance(options, Mapping):
+        return
+    for dataset in sorted(datasets):
+        before, there = options_of.setdefault(dataset, (options, file))
+        found = changes(*_comparable(before, options, dataset))
+        if found:
+            raise InputError(
+                f"{there} and {file} hold rows of data set '{dataset}' that were measured with other options "
+                f"({'; '.join(found)}); report each run by itself, or predict both with the same options"
+            )
+
+
+def _comparable(
+    before: Mapping[str, Any], now: Mapping[str, Any], dataset: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of two records' options changes the rows of a data set."""
+    known = [{**_ONCE_UNKNOWN, **options} for options in (before, now)]
+    prompts = [(options.get("prompts") or {}).get(dataset) for options in known]
+    both = [key for key in known[0] if key in known[1] and key not in _HARMLESS]
+    if all(prompt is not None for prompt in prompts):  # each stands in the place of the instruction
+        both = [key for key in both if key != "instruction"]
+    first, second = (
+        {**{key: options[key] for key in both}, "prompt": prompt}
+        for options, prompt in zip(known, prompts, strict=True)
+    )
+    return first, second
+
+
 def _read_file(file: Path) -> list[tuple[Row, str]]:
     found: list[tuple[Row, str]] = []
     lines = file.read_bytes().split(b"\n")
@@ -184,7 +261,7 @@ def _read_file(file: Path) -> list[tuple[Row, str]]:
             continue
         place = f"{file}, line {number}"
         try:
-            row = json.loads(line, parse_constant=_refuse_constant)
+            row = parsed(line, parse_constant=_refuse_constant)
         except ValueError as error:
             if number == len(lines):  # no line feed behind it: the writer was stopped in the middle
                 _log.warning("%s is torn (an interrupted run) and was left out; `eval predict` resumes there", place)
@@ -227,6 +304,8 @@ def _check_row(row: Any, place: str) -> None:
         raise InputError(f"{place}: answers is {row['answers']!r}, expected a list of at least one text")
     if not 0 <= row["prefix"] <= row["prefix_of"]:
         raise InputError(f"{place}: prefix {row['prefix']} is not within 0 and prefix_of {row['prefix_of']}")
+    if row["dataset"] == POOLED:
+        raise InputError(f"{place}: '{POOLED}' is what all data sets together are called; give this one another name")
 
 
 def _check_type(field: str, value: Any, types: tuple[type, ...], place: str) -> None:
@@ -236,10 +315,10 @@ def _check_type(field: str, value: Any, types: tuple[type, ...], place: str) -> 
         raise InputError(f"{place}: {field} is {value!r}, expected {expected}; predict the item again")
 
 
-def _check_items(found: Sequence[tuple[Row, str]]) -> None:
+def _check_items(found: Sequence[tuple[Row, str]], noise: tuple[float, float]) -> None:
     seen: dict[tuple[str, str], str] = {}
     first: dict[str, tuple[Row, str]] = {}
-    ids_of: dict[str, tuple[Row, str]] = {}
+    facts: dict[tuple[str, str], tuple[Any, str, str]] = {}  # item and field → value, arm and place that came first
     for row, place in found:
         item, arm = row["_id"], row["arm"]
         if (item, arm) in seen:
@@ -255,11 +334,34 @@ def _check_items(found: Sequence[tuple[Row, str]]) -> None:
                     f"{place}: item '{item}' has {field} {row[field]!r} here and {before[field]!r} at {there}; these "
                     "are two items, give them two ids"
                 )
-        if row["reorder"]:  # another order of chunks has other token ids on purpose
-            continue
-        before, there = ids_of.setdefault(item, (row, place))
-        if before["token_ids_sha256"] != row["token_ids_sha256"]:
-            raise InputError(
-                f"{place}: arm '{arm}' of item '{item}' saw other token ids than arm '{before['arm']}' at {there}; "
-                "arms compare on the same prompt only: predict both in one run"
-            )
+        for field, value in _of_item(row).items():
+            known, other, there = facts.setdefault((item, field), (value, arm, place))
+            near = field in _OF_ITEM_NUMBERS and math.isclose(known, value, rel_tol=noise[0], abs_tol=noise[1])
+            if known != value and not near:
+                is_ids = field == "token_ids_sha256"
+                what = "saw other token ids" if is_ids else f"has another {field} ({value}, not {known})"
+                raise InputError(
+                    f"{place}: arm '{arm}' of item '{item}' {what} than arm '{other}' at {there}; arms compare on the "
+                    "same prompt and model only: predict both in one run"
+                )
+
+
+def _of_item(row: Row) -> dict[str, Any]:
+    """What every row of an item must say alike, as far as this row says it."""
+    # Another order of chunks has other token ids on purpose; older rows do not say those of the order given.
+    ids = row["prompt_ids_sha256"] or (None if row["reorder"] else row["token_ids_sha256"])
+    said = {"token_ids_sha256": ids, **{field: row[field] for field in (*_OF_ITEM, *_OF_ITEM_NUMBERS)}}
+    return {field: value for field, value in said.items() if value is not None}
+
+
+def _check_arms(found: Sequence[tuple[Row, str]]) -> None:
+    """Nothing; InputError where one arm name stands for two things, as `layers=auto` does after a calibration."""
+    first: dict[str, tuple[Row, str]] = {}
+    for row, place in found:
+        before, there = first.setdefault(row["arm"], (row, place))
+        for field in _OF_ARM:
+            if before[field] != row[field]:
+                raise InputError(
+                    f"{place}: arm '{row['arm']}' has {field} {row[field]} here and {before[field]} at {there}; under "
+                    "one name they would be averaged: report each run by itself, or predict both with one calibration"
+                )

@@ -8,21 +8,23 @@ from typing import Any
 
 from infoflow_kv.errors import InfoFlowError, OptionError
 from infoflow_kv.evaluate.formats import CHUNKS_FIELDS
-from infoflow_kv.evaluate.items import Item
+from infoflow_kv.evaluate.items import Item, check_dataset
+from infoflow_kv.evaluate.json_text import cleaned
 
 
 def write_items(items: Iterable[Item], path: Path | str, *, overwrite: bool = False) -> int:
     """Writes the items as JSON lines in the chunks format, all or nothing, and returns how many they are.
 
-    OptionError for a file that is there already (unless `overwrite`), for no items at all and for `meta` with a field
-    of the format; InfoFlowError where the file cannot be written.
+    Lone surrogates are replaced, as `read_items` does. OptionError for a file that is there already (unless
+    `overwrite`), for no items at all, for `meta` with a field of the format and for a data set that nothing could score
+    (see `check_dataset`); InfoFlowError where the file cannot be written.
     """
     path = Path(path)
     if path.is_dir():
         raise OptionError(f"'{path}' is a folder; give a file to write to")
     if path.exists() and not overwrite:
         raise OptionError(f"'{path}' is there already; give another name, or --force to write it anew")
-    lines = [json.dumps(record(item), ensure_ascii=False, allow_nan=False) + "\n" for item in items]
+    lines = [json.dumps(cleaned(record(item)), ensure_ascii=False, allow_nan=False) + "\n" for item in items]
     if not lines:
         raise OptionError(f"no items to write to '{path}'")
     partial = path.with_name(path.name + ".partial")
@@ -40,6 +42,7 @@ def record(item: Item) -> dict[str, Any]:
     taken = sorted(CHUNKS_FIELDS & item.meta.keys())
     if taken:
         raise OptionError(f"item '{item.id}' has {', '.join(taken)} in its meta, which the chunks format uses itself")
+    check_dataset(item.dataset, f"item '{item.id}'")
     return {
         "_id": item.id,
         "dataset": item.dataset,

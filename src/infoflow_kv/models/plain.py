@@ -64,13 +64,15 @@ def greedy(plain: Any, token_ids: Sequence[int], max_new_tokens: int, stop_ids: 
     logits = torch.cat(list(out.logits)).float()
     cache = getattr(out, "cache", None)  # Transformers' newer name first: the older one warns
     cache = out.past_key_values if cache is None else cache
-    keys, values = _whole(cache, len(token_ids))
+    # The last new token was never read.
+    keys, values = _whole(cache, len(token_ids) + len(new) - 1)
     return PlainRun(new, logits, keys, values, watch.first - watch.start, time.perf_counter() - watch.start)
 
 
 def _whole(cache: Any, num_tokens: int) -> tuple[Tensor | None, Tensor | None]:
+    """The KV of all `num_tokens` that were read; None where a sliding window has dropped some."""
     layers = list(getattr(cache, "layers", ()))
-    if not layers or any(layer.keys.shape[2] < num_tokens for layer in layers):
+    if not layers or any(layer.keys.shape[2] != num_tokens for layer in layers):
         return None, None
     return torch.stack([layer.keys[0] for layer in layers]), torch.stack([layer.values[0] for layer in layers])
 

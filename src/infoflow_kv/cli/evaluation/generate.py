@@ -92,9 +92,11 @@ def needles(
         infoflow-kv eval generate niah --essays essays/ --out niah.chunks.jsonl
         infoflow-kv eval generate niah --essays essays/ --kinds one,split --out niah.chunks.jsonl
     """
+    from infoflow_kv.evaluate.items import check_dataset
     from infoflow_kv.evaluate.niah import needle_items, read_essays
 
     check_free(out, force)
+    check_dataset(dataset, "--dataset")
     texts = read_essays(essays)
     how_long, how_deep = numbers(lengths, "--lengths", int), numbers(depths, "--depths", float)
     items = needle_items(
@@ -136,9 +138,11 @@ def tracking(
         infoflow-kv eval generate vt --out vt.chunks.jsonl
         infoflow-kv eval generate vt --hops 1,2 --form value --count 25 --out vt.chunks.jsonl
     """
+    from infoflow_kv.evaluate.items import check_dataset
     from infoflow_kv.evaluate.variable_tracking import count_words, tracking_items
 
     check_free(out, force)
+    check_dataset(dataset, "--dataset")
     items = tracking_items(
         numbers(hops, "--hops", int),
         cast(Any, split_list(orders)),

@@ -194,12 +194,13 @@ def predict(
 
     from infoflow_kv.evaluate.arms import parse_arms
     from infoflow_kv.evaluate.measuring import Options
+    from infoflow_kv.evaluate.run_records import check_folder
 
     arms = parse_arms(methods, budgets(budget), geometry=geometry, reorder=reorder)
     measuring = Options(
         max_new_tokens=max_new_tokens,
         continuation=continuation,
-        generate=writing_arms(generate, arms),
+        generate=writing_arms(generate, arms, geometry, reorder),
         kv_error=kv_error,
         chunk_tokens=chunk_tokens,
         head_policy=head_policy,
@@ -209,6 +210,7 @@ def predict(
         prompts=templates,
     )
     records = [{"file": Path(name).name, "sha256": read.sha256} for name, read in zip(data, loaded, strict=True)]
+    check_folder(Path(out), measuring, records)
     language_model = opening.load_model(model, dtype, device)
     items = list(prepared(language_model, loaded, taken, measuring))
     done = run(language_model, items, arms, Path(out), measuring, records, device)
@@ -276,9 +278,14 @@ def budgets(text: str) -> "list[float | str]":
     return [parse_budget(part) for part in split_list(text)]
 
 
-def writing_arms(text: str, arms: "list[Arm]") -> "tuple[float | str, ...] | None":
-    """The budgets and arm names of `--generate`, None for all; OptionError for one that no arm has."""
-    from infoflow_kv.evaluate.arms import parse_budget, split_outside_brackets
+def writing_arms(
+    text: str, arms: "list[Arm]", geometry: str | None = None, reorder: bool = False
+) -> "tuple[float | str, ...] | None":
+    """The budgets and arm names of `--generate`, None for all; OptionError for one that no arm has.
+
+    Arms are understood as in `--methods`, with the same shared options: `epic@.15` is `epic@0.15`.
+    """
+    from infoflow_kv.evaluate.arms import parse_arms, parse_budget, split_outside_brackets
 
     if text in ("all", "none"):
         return None if text == "all" else ()
@@ -286,11 +293,18 @@ def writing_arms(text: str, arms: "list[Arm]") -> "tuple[float | str, ...] | Non
     known = list(dict.fromkeys(arm.budget for arm in arms if arm.budget is not None))
     found: list[float | str] = []
     for part in (piece.strip() for piece in split_outside_brackets(text)):
-        one = part if part in names else parse_budget(part)
-        if one not in known and one not in names:
-            shown = ", ".join(map(str, known)) or "none at all"
-            raise OptionError(f"--generate names budget {one}, which no arm has (their budgets: {shown})")
-        found.append(one)
+        if part[0].isdigit() or part[0] in ".+-" or part.startswith("auto"):
+            one = parse_budget(part)
+            if one not in known:
+                shown = ", ".join(map(str, known)) or "none at all"
+                raise OptionError(f"--generate names budget {one}, which no arm has (their budgets: {shown})")
+            found.append(one)
+            continue
+        # An arm without a budget of its own is meant at all of them, as in --methods.
+        meant = [arm.name for arm in parse_arms(part, known, geometry=geometry, reorder=reorder)]
+        if not set(meant) & set(names):
+            raise OptionError(f"--generate names '{meant[0]}', which is not among --methods ({', '.join(names)})")
+        found += [name for name in meant if name in names]
     return tuple(found)
 
 

@@ -1,6 +1,5 @@
 """`infoflow-kv eval report`: rows → Markdown, HTML and figures."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +26,8 @@ def report(
 ) -> int:
     """Write a report: report.md, one self-contained report.html, and figures as PNG and SVG.
 
-    Everything in it comes from the rows and the records beside them; equal rows give equal files. Needs matplotlib:
+    Everything in it comes from the rows and the records beside them; equal rows give equal files. A report that stands
+    in FOLDER is replaced; a folder that holds anything else is refused. Needs matplotlib:
     pip install 'infoflow-kv\\[eval]'.
 
     Examples:
@@ -60,10 +60,11 @@ def report(
 
 def read_explained(path: Path) -> dict[str, Any]:
     """The request to draw; DocumentError for a file that is not one."""
+    from infoflow_kv.evaluate.json_text import parsed
     from infoflow_kv.explaining import selections
 
     try:
-        given = json.loads(path.read_bytes())
+        given = parsed(path.read_bytes())
     except OSError as error:
         raise DocumentError(f"'{path}' cannot be read: {error.strerror or error}") from error
     except ValueError as error:
