@@ -7,6 +7,7 @@ ARGS ?=
 
 VENV := .venv
 COMPAT := .venv-compat
+BENCH := benchmarks/results/bench
 # One torch thread for each of the test workers; override with `make test OMP_NUM_THREADS=4`.
 TEST_ENV = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 
@@ -18,7 +19,7 @@ help:
 	@echo 'make test         all tests; ARGS="-k store" for some'
 	@echo 'make check        format, lint, types, import contracts, sizes, docs'
 	@echo 'make test-compat  model and invariant tests with the oldest supported transformers'
-	@echo 'make bench        time to first token'
+	@echo 'make bench        measures this machine, into benchmarks/results/bench; `make docs` makes the page of it'
 	@echo 'make lab          the runs behind docs/results.md: hours, resumable; needs INFOFLOW_DATA'
 	@echo 'make format       let ruff format and fix'
 	@echo 'make docs         write the generated pages of docs/'
@@ -64,6 +65,7 @@ check: setup
 	$(VENV)/bin/python tools/write_methods.py --check
 	$(VENV)/bin/python tools/write_results.py --check
 	$(VENV)/bin/python tools/write_numbers.py --check
+	$(VENV)/bin/python tools/write_benchmarks.py --check
 
 format: setup
 	$(VENV)/bin/ruff format .
@@ -74,9 +76,12 @@ docs: setup
 	$(VENV)/bin/python tools/write_methods.py
 	$(VENV)/bin/python tools/write_results.py
 	$(VENV)/bin/python tools/write_numbers.py
+	$(VENV)/bin/python tools/write_benchmarks.py
 
 bench: setup
-	$(VENV)/bin/python benchmarks/ttft.py $(ARGS)
+	for verb in ttft attention ingest decode memory; do \
+	  $(VENV)/bin/infoflow-kv bench $$verb --out $(BENCH)/$$verb.jsonl $(ARGS) || exit; \
+	done
 
 lab: setup
 	$(VENV)/bin/python benchmarks/lab.py $(ARGS)

@@ -6,6 +6,7 @@ import typer
 
 from infoflow_kv import __version__
 from infoflow_kv.cli.ask import ask
+from infoflow_kv.cli.bench import bench
 from infoflow_kv.cli.calibrate import calibrate
 from infoflow_kv.cli.check import check
 from infoflow_kv.cli.demo import demo
@@ -62,4 +63,5 @@ def root(
 for verb in (demo, ask, ingest, explain, check, calibrate, methods, models):
     app.command(help=flowing(verb.__doc__))(verb)
 app.add_typer(evaluation, name="eval")
+app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
