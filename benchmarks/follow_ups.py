@@ -46,13 +46,14 @@ def main() -> None:
             for number, item in enumerate(items):
                 prompt = fresh.prompt(item.question, documents_of(item))
                 if number == 0:
-                    keeping.run(prompt)
+                    keeping.keep(keeping.run(prompt))
                     continue
                 full = greedy(plain, prompt.token_ids, args.continuation, model.stop_ids)
                 line = {"_id": item.id, "dataset": item.dataset, "number": number, "budget": args.budget}
                 line["context_tokens"] = prompt.context_tokens
                 for name, engine in (("follow_up", keeping), ("fresh", fresh)):
                     run = engine.run(prompt, forced_ids=full.token_ids[:-1])
+                    engine.keep(run)
                     kl, js = divergences(run.logits, full.logits)
                     t = run.timings
                     line[name] = {

@@ -4,18 +4,19 @@ documents → chunks → (store | prefill) → [reorder] → assemble → choose
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from infoflow_kv.choosing import Choice, Request, choose, order_chunks, permuted
-from infoflow_kv.chunking import MIN_CHUNK_TOKENS, TextEncoder, layout, render, split
+from infoflow_kv.chunking import MIN_CHUNK_TOKENS, Documents, TextEncoder, as_document, layout, listed, render, split
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
-from infoflow_kv.kept import ContextKey, Kept, KeptContexts, keep_of
+from infoflow_kv.kept import ContextKey, Kept, KeptContexts, Trace, keep_of
 from infoflow_kv.models import LanguageModel
+from infoflow_kv.planning import Plan, plan_request
 from infoflow_kv.positions import assemble_one_by_one, request_tables, reserve
 from infoflow_kv.prefilling import NEIGHBOUR
 from infoflow_kv.recipes import Recipe, change, make_recipe
@@ -33,6 +34,7 @@ from infoflow_kv.records import (
 )
 from infoflow_kv.repairing import repair
 from infoflow_kv.runs import Clock, Run, chunk_reports
+from infoflow_kv.speeds import find_speeds
 from infoflow_kv.store import ChunkStore
 from infoflow_kv.supply import Parts, Supply
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 
 INSTRUCTION = "Answer the question using the documents."
 HEAD_POLICIES = ("head", "none")
-Documents = Iterable[Document | str]
 
 
 class Engine:
@@ -56,7 +57,9 @@ class Engine:
     layers whose stored KV is replaced (an ablation). `chunk_tokens`: longest chunk. `head_policy`: `head` prefills
     chunks behind the chat header, `none` alone. `namespace`: tenant; KV is never reused across namespaces. `labels`:
     put `Question:` before the question; without, it brings all words behind the documents with it. `kept_bytes`: keep
-    up to so many bytes of repaired contexts in memory, for follow-up questions over the same documents.
+    up to so many bytes of repaired contexts on the model's device, for follow-up questions over the same documents,
+    whose answers then depend on what was asked before. `plans`: full prefill where that is predicted to be quicker,
+    from the speeds that `infoflow-kv ingest` measured on this machine.
 
     Raises OptionError for anything outside its range. Safe to share between threads.
 
@@ -85,8 +88,10 @@ class Engine:
         repair_layers: str = "all",
         labels: bool = True,
         kept_bytes: int = 0,
+        plans: bool = False,
     ) -> None:
         self.model = model
+        self.plans = plans
         self.store = store
         self.recipe = make_recipe(
             model,
@@ -220,6 +225,7 @@ class Engine:
         rest = "" if assembler.reason is not None else assembler.finish()
         done = time.perf_counter()
         timings = replace(run.timings, ttft_seconds=first - start, decode_seconds=done - first)
+        self.keep(run)
         yield Piece(rest, self._result(run, assembler, timings))
 
     def prompt(self, question: str, documents: Documents) -> Prompt:
@@ -263,6 +269,9 @@ class Engine:
 
         clock = Clock()
         key, kept = self._find_kept(prompt, recipe, num_context + num_rows)
+        plan = self._plan(prompt, recipe, num_context + num_rows) if kept is None else None
+        if plan is not None and plan.picks_full:
+            recipe, reuse, key = change(recipe, self.model, "full", None, self._layers), False, None
         parts = self._parts(prompt, recipe, kept)
         clock.mark("load")
         sensitivity = parts.sensitivity() if kept is None else kept.sensitivity
@@ -288,35 +297,45 @@ class Engine:
         if reuse:
             choice = choose(request, context, tables)
         else:
-            choice = Choice(Selection(torch.arange(context.num_tokens, device=self.model.device)))
+            reason = plan.reason if plan is not None else ""
+            choice = Choice(Selection(torch.arange(context.num_tokens, device=self.model.device), reason=reason))
         repaired = choice.selection if kept is None else kept.without(choice.selection)
         clock.mark("score")
         rows = torch.cat([suffix, torch.tensor(forced_ids, dtype=suffix.dtype, device=suffix.device)])
         logits = repair(self.model, context, repaired, rows, tables, 1 + forced, choice.rule)
         clock.mark("repair")
-        if key is not None:
-            self._kept.keep(key, keep_of(context, kept, repaired.slots, sensitivity))
-
-        selection = choice.after()
+        trace = None if key is None else Trace(key, kept, repaired.slots, sensitivity)
+        selection = choice.after() if kept is None else repaired
         usage = Usage(
             context_tokens=num_context,
             prompt_tokens=len(prompt.suffix_ids),
             chunks=len(prompt.chunks),
             cached_chunks=parts.cached_chunks,
             reusable_tokens=context.reusable_tokens if reuse else 0,
-            recomputed_tokens=repaired.num_tokens if kept is not None else selection.num_tokens if reuse else 0,
+            recomputed_tokens=selection.num_tokens if reuse else 0,
             prefilled_tokens=parts.prefilled_tokens,
             new_tokens=0,
             measured_tokens=parts.measured_tokens,
-            kept_tokens=0 if kept is None else int(kept.repaired.sum()),
+            kept_tokens=0 if kept is None else int(kept.repaired[kept.exact_tokens :].sum()),
         )
         timings = Timings(
             load_seconds=clock["load"],
             assemble_seconds=clock["assemble"],
             score_seconds=clock["reorder"] + clock["score"],
             repair_seconds=clock["repair"],
+            predicted_seconds=plan.seconds if plan is not None else 0.0,
+            predicted_full_seconds=plan.full_seconds if plan is not None else 0.0,
         )
-        return Run(prompt, recipe, order, context, rotary, selection, logits, usage, timings, parts.unstored)
+        return Run(prompt, recipe, order, context, rotary, selection, logits, usage, timings, parts.unstored, trace)
+
+    def keep(self, run: Run) -> None:
+        """Keeps a copy of the run's context for follow-ups, where this engine keeps any; `stream` ends with it."""
+        if run.trace is not None:
+            self._kept.keep(run.trace.key, keep_of(run.context, run.trace))
+
+    def forget(self) -> None:
+        """Drops the kept contexts, for example after documents were deleted."""
+        self._kept.forget()
 
     # ---- steps ----
 
@@ -329,15 +348,20 @@ class Engine:
         parts = self._supply.parts(prompt)
         return self._supply.with_movement(parts) if "sensitivity" in recipe.method.needs else parts
 
+    def _plan(self, prompt: Prompt, recipe: Recipe, length: int) -> Plan | None:
+        """What the request would take either way, where this engine plans and the machine's speeds are known."""
+        speeds = find_speeds(self.model) if self.plans else None
+        return None if speeds is None else plan_request(self.model, speeds, self._supply, prompt, recipe, length)
+
     def _find_kept(self, prompt: Prompt, recipe: Recipe, length: int) -> tuple[ContextKey | None, Kept | None]:
         """Under what the request's context is kept (None: not at all), and what is kept there already."""
         if not self._kept.max_bytes or not recipe.repairs_plainly or not prompt.chunks:
             return None, None
-        key = self._supply.identities(prompt), self.model.rope_regime(length)
-        kept = self._kept.find(key)
-        if kept is not None and kept.sensitivity is None and "sensitivity" in recipe.method.needs:
-            return key, None
-        return key, kept
+        regime = self.model.rope_regime(length)
+        if regime not in (self.model.rope_regime(1), self.model.rope_regime(self.model.window_tokens)):
+            return None, None  # frequencies of this very length: no other request could use it
+        key = self._supply.identities(prompt), regime, recipe.method.name
+        return key, self._kept.find(key)
 
     def _check_regime(self, prompt_tokens: int, max_new_tokens: int) -> None:
         """OptionError where new tokens would cross from longrope's short to its long frequencies: all keys before would
@@ -373,15 +397,3 @@ def check_chunk_tokens(chunk_tokens: int, window_tokens: int) -> int:
         wanted = f"at least {MIN_CHUNK_TOKENS} and less than the window of {window_tokens}"
         raise OptionError(f"chunk_tokens is {chunk_tokens!r}; expected {wanted}")
     return chunk_tokens
-
-
-def listed(documents: Documents) -> list[Document]:
-    """The documents as Documents; OptionError for a bare string or Document, which would be taken apart silently."""
-    if isinstance(documents, (str, Document)):
-        raise OptionError(f"documents is one {type(documents).__name__}; expected a list of them: [document]")
-    return [as_document(document) for document in documents]
-
-
-def as_document(given: Document | str) -> Document:
-    """A Document of a plain string; Documents as they are."""
-    return Document(text=given) if isinstance(given, str) else given

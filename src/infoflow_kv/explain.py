@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from infoflow_kv import __version__
+from infoflow_kv.chunking import Documents, listed
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
-from infoflow_kv.engine import Documents, Engine, listed
+from infoflow_kv.engine import Engine
 from infoflow_kv.errors import ComputeError, OptionError
 from infoflow_kv.evaluate.distances import divergences
 from infoflow_kv.explaining import FORMAT

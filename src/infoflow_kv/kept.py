@@ -1,7 +1,10 @@
 """Repaired contexts of earlier requests: a follow-up over the same documents repairs only what is new.
 
 Context rows stand before the question, so their repair does not depend on it: rows that one question had repaired serve
-the next one too. A kept context is never written into; every request works on a copy.
+the next one too. What is kept is a copy, and every request works on a copy of that.
+
+A follow-up's answer depends on what was asked before: it is scored on, and stands on, more repaired rows than a fresh
+request's. Contexts are kept per method, so that no method changes what another one gives.
 """
 
 import threading
@@ -18,8 +21,8 @@ from infoflow_kv.records import ChunkIdentity, Context, Selection, Span
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What stands where, and how RoPE treats a sequence of the request's length.
-ContextKey = tuple[tuple[ChunkIdentity, ...], str]
+# What stands where, how RoPE treats a sequence of the request's length, and the method that repaired it.
+ContextKey = tuple[tuple[ChunkIdentity, ...], str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,7 @@ class Kept:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the buffers that it keeps alive, slots after the context included."""
-        return int(self.keys.untyped_storage().nbytes() + self.values.untyped_storage().nbytes())
+        return sum(int(t.nbytes) for t in (self.keys, self.values, self.sensitivity) if t is not None)
 
     def without(self, chosen: Selection) -> Selection:
         """Those of the chosen rows that still have to be repaired. All of them where everything was chosen: only then
@@ -59,7 +61,8 @@ class Kept:
 
 
 class KeptContexts:
-    """The contexts of the latest requests, up to `max_bytes` of KV; 0 keeps none. Safe to share between threads."""
+    """The contexts of the latest requests, up to `max_bytes` of KV on the model's device; 0 keeps none. Safe to share
+    between threads."""
 
     def __init__(self, max_bytes: int) -> None:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
@@ -84,10 +87,13 @@ class KeptContexts:
 
     def keep(self, key: ContextKey, kept: Kept) -> None:
         """Keeps a context instead of what was kept of these chunks, if it holds at least the rows of that; drops those
-        that were not used for longest until all fit. The buffers must not be written into below the context's end."""
+        that were not used for longest until all fit, and those of other weights, which nothing can find any more."""
         if kept.num_bytes > self.max_bytes:
             return
         with self._lock:
+            model = key[0][0].model
+            for other in [other for other in self._entries if other[0][0].model != model]:
+                del self._entries[other]
             before = self._entries.get(key)
             # Two requests at a time: the second to end must not undo the first one's rows.
             if before is not None and not _holds(kept, before):
@@ -99,20 +105,35 @@ class KeptContexts:
                 _, oldest = self._entries.popitem(last=False)
                 total -= oldest.num_bytes
 
+    def forget(self) -> None:
+        """Nothing is kept any more."""
+        with self._lock:
+            self._entries.clear()
 
-def keep_of(context: Context, before: Kept | None, slots: "Tensor", sensitivity: "Tensor | None") -> Kept:
-    """What a request leaves behind: its context with the rows `slots` repaired beside those that were before."""
-    if not bool((slots < context.num_tokens).all()):
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a request would leave behind: under which key, on what it stood, and the rows that it repaired."""
+
+    key: ContextKey
+    before: Kept | None
+    slots: "Tensor"
+    sensitivity: "Tensor | None"
+
+
+def keep_of(context: Context, trace: Trace) -> Kept:
+    """A copy of a request's context, with the rows that it repaired beside those that were repaired before."""
+    count = context.num_tokens
+    if not bool((trace.slots < count).all()):
         raise ComputeError("a repaired row stands behind the context; nothing is kept")
-    repaired = torch.zeros(context.num_tokens, dtype=torch.bool)
-    if before is not None:
-        repaired |= before.repaired
-    exact = context.exact_tokens
+    repaired = torch.zeros(count, dtype=torch.bool)
+    if trace.before is not None:
+        repaired |= trace.before.repaired
+    repaired[trace.slots.cpu()] = True
     # All at once, each row saw the true KV of those before it: what full prefill gives.
-    if slots.numel() == context.reusable_tokens:
-        exact = context.num_tokens
-    repaired[slots.cpu()] = True
-    return Kept(context.keys, context.values, context.token_ids, context.spans, exact, repaired, sensitivity)
+    exact = count if trace.slots.numel() == context.reusable_tokens else context.exact_tokens
+    keys, values = (x[:, :, :count].clone() for x in (context.keys, context.values))
+    return Kept(keys, values, context.token_ids, context.spans, exact, repaired, trace.sensitivity)
 
 
 def _holds(kept: Kept, before: Kept) -> bool:

@@ -108,10 +108,10 @@ def assemble_one_by_one(
             )
         own = slice(span.start, span.stop)
         values[:, :, own] = part.values
-        tables = rotary.at(own)
+        tables, part_keys = rotary.at(own), part.keys.to(keys.device)
         # Layer by layer and part by part: what rotation makes on the way then stays in the processor's cache.
         for layer in range(model.num_layers):
-            keys[layer, :, own] = tables.rotate_keys(layer, part.keys[layer].to(keys.device))
+            keys[layer, :, own] = tables.rotate_keys(layer, part_keys[layer])
     ids = torch.tensor([t for i in identities for t in i.token_ids], dtype=torch.int64, device=model.device)
     return Context(keys=keys, values=values, token_ids=ids, spans=spans, exact_tokens=exact_tokens)
 

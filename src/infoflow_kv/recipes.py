@@ -50,6 +50,7 @@ class Recipe:
             and self.geometry == "GLOBAL"
             and not self.reorder
             and not self.method.in_laboratory_only
+            and (self.budget.cover is not None or self.budget.share > 0)
         )
 
 

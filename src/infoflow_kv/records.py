@@ -211,6 +211,9 @@ class Timings:
     repair_seconds: float = 0.0
     ttft_seconds: float = 0.0
     decode_seconds: float = 0.0
+    # Predicted before anything ran, where the request was planned: of the way taken, and of full prefill.
+    predicted_seconds: float = 0.0
+    predicted_full_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

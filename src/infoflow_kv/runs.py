@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from infoflow_kv.kept import Trace
 from infoflow_kv.methods import Method
 from infoflow_kv.models import Rotary
 from infoflow_kv.recipes import Recipe
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 class Run:
     """One request after repair: its context, the logits of the last prompt rows, and what it took.
 
-    `prompt` is as the model read it; `order[place]` is the index that its chunk had in the request.
+    `prompt` is as the model read it; `order[place]` is the index that its chunk had in the request. `selection`: the
+    rows that this request recomputed.
     """
 
     prompt: Prompt
@@ -30,6 +32,7 @@ class Run:
     usage: Usage
     timings: Timings
     unstored: int  # new chunks that the store did not take
+    trace: Trace | None = None  # what `Engine.keep` needs; None where nothing is to be kept
 
     @property
     def method(self) -> Method:

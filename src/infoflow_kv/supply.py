@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from infoflow_kv.errors import StoreError
+from infoflow_kv.methods import Method
 from infoflow_kv.models import LanguageModel
 from infoflow_kv.prefilling import identify, identify_movement, measure_movement, prefill
 from infoflow_kv.records import Chunk, ChunkIdentity, ChunkKV, Prompt
@@ -195,6 +196,20 @@ class Supply:
         """The identities of head and chunks in order, as their parts have them, without loading anything."""
         head = (self.identify_head(),) if prompt.head_ids else ()
         return (*head, *self._identities(prompt.chunks))
+
+    def wanted(self, prompt: Prompt, method: Method) -> tuple[ChunkIdentity, ...]:
+        """Everything that the store must hold for a request to compute no KV but what it repairs."""
+        found = self.identities(prompt)
+        if "sensitivity" not in method.needs:
+            return found
+        chunks = found[1:] if prompt.head_ids else found
+        return found + tuple(identify_movement(self.model, i, self.neighbour_ids) for i in chunks)
+
+    def exact_chunk_tokens(self, prompt: Prompt, length: int) -> int:
+        """Tokens of the first chunk if a request of this length finds its KV exact, see `exact_tokens`."""
+        first = self._identities(prompt.chunks[:1])[0]
+        is_exact = first.head_ids == self.head_ids and first.rope == self.model.rope_regime(length)
+        return len(first.token_ids) if is_exact else 0
 
     def _identities(self, chunks: Sequence[Chunk]) -> list[ChunkIdentity]:
         known = self.model.identity

@@ -54,6 +54,17 @@ def test_whoever_wants_queries_of_the_last_layer_gets_all_rows(model):
     assert rows == [(layer, 10) for layer in range(model.num_layers)]
 
 
+@pytest.mark.parametrize("num_logits", [-1, 11])
+def test_more_logits_than_rows_are_an_error(model, num_logits):
+    with pytest.raises(ComputeError, match="logit rows were asked of 10 rows"):
+        forward(model, num_logits)
+
+
+def test_an_output_that_nobody_takes_is_an_error(model):
+    with pytest.raises(ComputeError, match="give attends_last=True"):
+        forward(model, 1, on_layer=lambda given, *_: torch.zeros_like(given.query))
+
+
 def test_keys_are_handed_over_once_a_layer(model):
     rows = []
     forward(model, 2, on_layer=lambda given, *_: rows.append((given.layer, given.raw_key.shape[1])))

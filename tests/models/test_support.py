@@ -165,3 +165,13 @@ def test_rope_regime_changes_only_where_frequencies_do():
     assert dynamic.rope_regime(10) != dynamic.rope_regime(300)
     # Kept state of one request must not leak into the next.
     assert dynamic.rope_regime(10) == dynamic.rotary().fingerprint(10) + dynamic._support.windows_tag
+
+
+def test_a_layer_that_attends_twice_is_refused_at_load():
+    """Its second attention would overwrite the K/V of the first: found at load, not in a request."""
+    from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
+
+    torch.manual_seed(0)
+    hf = DiffLlamaForCausalLM(DiffLlamaConfig(**tiny.SIZES)).eval()
+    with pytest.raises(UnsupportedModelError, match="not supported"):
+        wrap(hf, tiny.tokenizer(), "diff")

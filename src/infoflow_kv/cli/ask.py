@@ -54,6 +54,7 @@ def ask(
     reorder: options.Reorder = False,
     chunk_floor: options.ChunkFloor = 0.0,
     chunk_cap: options.ChunkCap = 1.0,
+    plan: options.Plan = True,
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     stop: Stop = None,
     temperature: Temperature = 0.0,
@@ -110,6 +111,7 @@ def ask(
         namespace=namespace,
         instruction=instruction,
         system=system,
+        plans=plan,
     )
     given = opening.chunkable(engine, read)
     pieces = engine.stream(question, given.documents, max_new_tokens, stop=stop or (), sampling=sampling)

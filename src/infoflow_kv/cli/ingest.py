@@ -1,12 +1,13 @@
 """`infoflow-kv ingest`: documents → stored chunks."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infoflow_kv.cli import opening, options
-from infoflow_kv.cli.output import Interrupted, emit, emit_json, note, progress_bar, seconds
+from infoflow_kv.cli.output import Interrupted, emit, emit_json, note, progress_bar, seconds, status
 
 if TYPE_CHECKING:
     from infoflow_kv.engine import Engine
@@ -41,7 +42,8 @@ def ingest(
 ) -> int:
     """Chunk, prefill and store documents ahead of the first question.
 
-    Chunks that are stored already cost nothing, so it may be stopped (Ctrl-C) and run again at any time. Files that
+    Chunks that are stored already cost nothing, so it may be stopped (Ctrl-C) and run again at any time. The first run
+    with a model also measures this machine, for the plans of `ask`. Files that
     cannot be read are listed on standard error, the others are stored, and the exit code is 1.
 
     Examples:
@@ -67,6 +69,7 @@ def ingest(
     given = opening.chunkable(engine, read)
     opening.tell_skipped(given.skipped)
     report = add(engine, given, str(folder))
+    measure_machine(engine, folder)
     if as_json:
         record = {**asdict(report), "skipped": given.skipped, "store": str(folder), "model": engine.model.name}
         emit_json(record | {"measured": measure})
@@ -93,6 +96,20 @@ def add(engine: "Engine", given: opening.Chunkable, where: str, what: str = "sto
         raise Interrupted(
             f"{stored} of {given.num_chunks} chunks are stored in {where}; run the same command again to continue"
         ) from None
+
+
+def measure_machine(engine: "Engine", folder: Path) -> None:
+    """The machine's speeds with this model are kept, so that `ask` can tell whether reuse pays; once."""
+    from infoflow_kv.speeds import find_speeds, keep_speeds, measure_speeds
+
+    if find_speeds(engine.model) is not None:
+        return
+    with status("measuring this machine with this model, once"):
+        speeds = measure_speeds(engine.model, folder)
+    try:
+        keep_speeds(engine.model, speeds)
+    except OSError as error:
+        note(f"this machine's speeds could not be kept ({error.strerror or error}); `ask` will not plan")
 
 
 def summary(report: "AddReport", where: str) -> str:

@@ -132,6 +132,14 @@ Geometry = Annotated[
         rich_help_panel=_METHOD,
     ),
 ]
+Plan = Annotated[
+    bool,
+    typer.Option(
+        "--plan/--no-plan",
+        help="Full prefill where that is predicted to be quicker, from what `ingest` measured of this machine.",
+        rich_help_panel=_METHOD,
+    ),
+]
 Reorder = Annotated[
     bool,
     typer.Option(

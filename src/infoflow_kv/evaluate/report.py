@@ -121,7 +121,7 @@ def _render(
             found = [tables.found_by(findings, dataset, task, fact) for fact in facts]
             drawn = [plate for plate in shown if (plate.dataset, plate.task) == (dataset, task)]
             # A heading must not say "found" over a picture of log-probabilities.
-            odd = any(plate.field == "log_probability" for plate in drawn)
+            odd = bool(drawn) and all(plate.field == "log_probability" for plate in drawn)
             heading = f"{title}: {tables.code(dataset)}" + ("" if odd else ", found in %")
             above = "Found in %:" if odd and any(found) else ""
             blocks += _section(heading, above, *found, *(pictures[plate.name] for plate in drawn))

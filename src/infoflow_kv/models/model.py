@@ -124,6 +124,11 @@ class LanguageModel:
             raise ComputeError("the model gave logits that are not finite; no answer is given from them")
         return logits
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
     def empty_slots(self, num_slots: int) -> tuple[Tensor, Tensor]:
         """Uninitialised key and value buffers `[layers, kv_heads, slots, head_dim]` for one request."""
         shape = (self.num_layers, self.num_kv_heads, num_slots, self.head_dim)

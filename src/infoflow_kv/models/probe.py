@@ -2,7 +2,7 @@
 
 Three steps, each with its own reason for refusal: what the model declares; which layers rotate (a forward with NaN
 instead of cos and sin shows where RoPE arrives); and 24 random tokens through our path against the model's own
-attention at two places, also cut in two chunks.
+attention at two places, also cut in two chunks, and with all rows but the last ones left behind before the last layer.
 """
 
 import copy
@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from infoflow_kv.errors import UnsupportedModelError
+from infoflow_kv.errors import ComputeError, UnsupportedModelError
 from infoflow_kv.models import hooks
 from infoflow_kv.models.plain import plain_copy
 from infoflow_kv.models.rotary import (
     ApplyRotary,
     Rotary,
+    RotaryTables,
     apply_function,
     apply_partly,
     find_rotary,
@@ -257,11 +258,50 @@ def try_rotation(
             return float("inf")
         with torch.inference_mode():
             theirs = plain(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0].float()
-        error = float((ours - theirs).abs().max() / theirs.abs().max())
-        if not math.isfinite(error):  # NaN compares as smaller than anything
-            return float("inf")
-        worst = max(worst, error)
+            shorter = [rows_short_of(hf, ids, positions, rotary.tables(positions), windows, count) for count in (1, 3)]
+        for found in (ours, *shorter):
+            if found is None:
+                return float("inf")
+            wanted = theirs[-found.shape[0] :]
+            error = float((found - wanted).abs().max() / theirs.abs().max())
+            if not math.isfinite(error):  # NaN compares as smaller than anything
+                return float("inf")
+            worst = max(worst, error)
     return worst
+
+
+def rows_short_of(
+    hf: Any, ids: Tensor, positions: Tensor, tables: RotaryTables, windows: tuple[int | None, ...], count: int
+) -> Float[Tensor, "rows vocab"] | None:
+    """Logits of the last `count` rows where the others leave nothing but K/V in the last layer, as in every request;
+    None where a layer does not come by exactly once, or will not run for some of the rows."""
+    slots: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def write(given: hooks.AttentionInput) -> None:
+        slots[given.layer] = given.key, given.value
+
+    def attend(given: hooks.AttentionInput) -> Tensor:
+        if given.query.shape[1] == ids.shape[0]:
+            slots[given.layer] = given.key, given.value
+        keys, values = slots[given.layer]
+        last = ids.shape[0]
+        ranks = torch.arange(last - given.query.shape[1], last, device=ids.device)
+        return staircase_attention(given.query, keys, values, ranks, given.spec)
+
+    call = hooks.AttentionCall(tables, attend, windows, write=write, num_whole=count)
+    try:
+        with torch.inference_mode():
+            out = hf(
+                input_ids=ids[None],
+                position_ids=positions[None].to(hf.device),
+                use_cache=False,
+                infoflow=call,
+                logits_to_keep=count,
+            )
+    except (RuntimeError, IndexError, ComputeError):
+        return None
+    logits: Tensor = out.logits[0].float()
+    return logits if call.layers_seen == list(range(len(windows))) else None
 
 
 def two_chunks(cut: int) -> hooks.Attend:

@@ -58,6 +58,8 @@ def forward_rows(
     `rule` may drop rows on the way, but never one of the last `num_logits`. In the last layer rows without logits leave
     their K/V and go no further; `attends_last`: they attend there too, for what `on_layer` makes of their queries.
     """
+    if not 0 <= num_logits <= ranks.numel():
+        raise ComputeError(f"{num_logits} logit rows were asked of {ranks.numel()} rows")
     ranks, order = torch.sort(ranks)
     if ranks.numel() > 1 and not bool((ranks[1:] > ranks[:-1]).all()):
         raise ComputeError("two rows have the same rank; each slot can be computed only once in a forward")
@@ -82,7 +84,9 @@ def forward_rows(
 
     def write_last(given: AttentionInput) -> None:
         nonlocal is_written, current
-        write(given)
+        _, out = write(given)
+        if out is not None:
+            raise ComputeError("on_layer made the last layer's output, which is not asked for; give attends_last=True")
         is_written = True
         current = Staircase(current.ranks[-num_logits:]) if num_logits else current
 

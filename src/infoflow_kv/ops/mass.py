@@ -10,7 +10,8 @@ from infoflow_kv.shapes import Float, Int, Tensor
 
 Reduction = Literal["sum", "l2", "entropy"]
 
-# Prompt rows per step: bounds the workspace to heads × ROWS_PER_STEP × slots floats however long the prompt is.
+# Prompt rows per step: bounds the workspace to a few times heads × ROWS_PER_STEP × slots floats however long the prompt
+# is.
 ROWS_PER_STEP = 32
 
 

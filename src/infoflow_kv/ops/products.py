@@ -11,8 +11,10 @@ import torch
 from infoflow_kv.ops.spec import visible
 from infoflow_kv.shapes import Float, Int, Tensor
 
-# A block's logits (kv_heads × group × rows × slots) should stay in the processor's cache.
 BLOCK_ROWS = 64
+FEWEST_ROWS = 16
+# A block's logits should stay in the processor's cache, and long contexts must not take memory without bound.
+BLOCK_BYTES = 16 * 2**20
 
 
 @cache
@@ -22,6 +24,12 @@ def pays() -> bool:
     return bool(supported is not None and supported())
 
 
+def rows_of_block(num_heads: int, num_slots: int) -> int:
+    """Rows of which the logits over all slots fit a block; 0 where that would be too few to pay."""
+    rows = BLOCK_BYTES // (2 * num_heads * max(1, num_slots))
+    return 0 if rows < FEWEST_ROWS else min(rows, BLOCK_ROWS)
+
+
 def by_products(
     packed: Float[Tensor, "kv_heads packed head_dim"],
     keys: Float[Tensor, "kv_heads slots head_dim"],
@@ -29,15 +37,16 @@ def by_products(
     ranks: Int[Tensor, " rows"],
     steps: list[int],
     scale: float,
+    block_rows: int = BLOCK_ROWS,
 ) -> Float[Tensor, "kv_heads packed head_dim"]:
-    """Attention of packed rows; `steps` are the ranks as numbers."""
+    """Attention of packed rows, `block_rows` at a time; `steps` are the ranks as numbers."""
     kv_heads, num_packed, _ = packed.shape
     group = num_packed // len(steps)
     out = torch.empty_like(packed)
     scaled, turned = packed * scale, keys.transpose(1, 2)
-    for start in range(0, len(steps), BLOCK_ROWS):
-        part = ranks[start : start + BLOCK_ROWS]
-        low, high = steps[start], steps[min(start + BLOCK_ROWS, len(steps)) - 1] + 1
+    for start in range(0, len(steps), block_rows):
+        part = ranks[start : start + block_rows]
+        low, high = steps[start], steps[min(start + block_rows, len(steps)) - 1] + 1
         rows = slice(start * group, (start + len(part)) * group)
         logits = torch.bmm(scaled[:, rows], turned[:, :, :high])
         hidden = ~visible(part, low, high, None)

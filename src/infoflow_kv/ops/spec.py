@@ -36,7 +36,7 @@ def masked_logits(
     spec: AttentionSpec,
 ) -> Float[Tensor, "kv_heads packed part"]:
     """float32 attention logits with scale, softcap and mask applied."""
-    logits = (packed @ keys.transpose(1, 2)).float() * spec.scale
+    logits = (packed * spec.scale @ keys.transpose(1, 2)).float()  # scaled first: float16 overflows at 65,504
     if spec.softcap is not None:
         logits = torch.tanh(logits / spec.softcap) * spec.softcap
     return logits.masked_fill(~mask, float("-inf"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from infoflow_kv.evaluate.facts import are_numbers
 from infoflow_kv.evaluate.figures.layers import members
-from infoflow_kv.evaluate.figures.needle import shown_field
+from infoflow_kv.evaluate.figures.needle import FLOOR, shown_field
 from infoflow_kv.evaluate.findings import Findings, is_ablation, variant
 from infoflow_kv.evaluate.measures import is_needle, is_tracking
 from infoflow_kv.evaluate.results import Row, cluster
@@ -159,8 +159,9 @@ def _layer_point(findings: Findings, shared: Shared, s: Score) -> dict[str, Any]
     return {"layers": members(s.layers) or one or name, "name": name, **point}
 
 
-def needle_points(findings: Findings, dataset: str) -> Drawn:
-    """The data set's whole needles at any place in their passage: the others have their own tables."""
+def needle_points(findings: Findings, dataset: str, hits: bool = True) -> Drawn:
+    """The data set's whole needles at any place in their passage: the others have their own tables. `hits`: False for
+    their log-probabilities alone."""
     needles = [row for row in findings.rows if row["dataset"] == dataset and is_needle(row)]
     rows = [
         row
@@ -176,7 +177,8 @@ def needle_points(findings: Findings, dataset: str) -> Drawn:
             "arm": row["arm"],
             "length": row["meta"]["length"],
             "depth": round(100 * row["meta"]["depth"], 6),
-            "accuracy": row["hit"],  # None without a prediction: the picture then shows the log-probability
+            # None, as without a prediction: the picture then shows the log-probability.
+            "accuracy": row["hit"] if hits else None,
             "log_probability": -row["gold_nll"],
         }
         for arm in shared.arms
@@ -193,8 +195,18 @@ def needle_points(findings: Findings, dataset: str) -> Drawn:
     return Drawn(points, shared, _unshown(rows, arms), tuple(notes), shown_field(points) if points else "")
 
 
-def hop_points(findings: Findings, dataset: str) -> Drawn:
-    """A point for each arm, order and number of hops of the data set."""
+def at_floor(points: Sequence[Mapping[str, Any]], *facts: str) -> bool:
+    """Whether at some value of the facts (a length, an order and a number of hops) no arm finds much at all."""
+    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    for point in points:
+        if point["accuracy"] is not None:
+            cell = found.setdefault(tuple(point[fact] for fact in facts), {})
+            cell.setdefault(point["arm"], []).append(float(point["accuracy"]))
+    return any(max(fmean(values) for values in cell.values()) < FLOOR for cell in found.values())
+
+
+def hop_points(findings: Findings, dataset: str, hits: bool = True) -> Drawn:
+    """A point for each arm, order and number of hops of the data set; without `hits` log-probabilities alone."""
     tracking = [row for row in findings.rows if row["dataset"] == dataset and is_tracking(row)]
     rows = [row for row in tracking if are_numbers(row["meta"], "hops")]
     arms = _shown(findings, dataset, rows)
@@ -210,7 +222,7 @@ def hop_points(findings: Findings, dataset: str) -> Drawn:
             "method": part[0]["method"],
             "order": order,
             "hops": hops,
-            "accuracy": None if any(r["hit"] is None for r in part) else fmean(r["hit"] for r in part),
+            "accuracy": fmean(r["hit"] for r in part) if hits and all(r["hit"] is not None for r in part) else None,
             "log_probability": -fmean(r["gold_nll"] for r in part),
         }
         for (arm, order, hops), part in cells.items()

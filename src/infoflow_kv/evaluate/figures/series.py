@@ -14,6 +14,7 @@ from infoflow_kv.evaluate.figures.needle import draw_needle
 from infoflow_kv.evaluate.figures.pareto import draw_pareto
 from infoflow_kv.evaluate.figures.points import (
     Drawn,
+    at_floor,
     budget_points,
     hop_points,
     layer_points,
@@ -86,16 +87,21 @@ def plates(findings: Findings, explained: Mapping[str, Any] | None = None) -> li
             options = {"method": method, "num_layers": last}
             caption = _told(f"{caption} ({scope})", _items(drawn))
             found.append(Plate(name, caption, _bind(draw_layers, drawn.points, name, **options)))
-    for task, base, title, made_by, draw in (
-        (NEEDLES, "needle", "Needle in a haystack by depth and length", needle_points, draw_needle),
-        (TRACKING, "hops", "Variable tracking by the number of hops", hop_points, draw_hops),
+    for task, base, title, made_by, draw, facts in (
+        (NEEDLES, "needle", "Needle in a haystack by depth and length", needle_points, draw_needle, ("length",)),
+        (TRACKING, "hops", "Variable tracking by the number of hops", hop_points, draw_hops, ("order", "hops")),
     ):
         data = {dataset: made for dataset in findings.datasets if (made := made_by(findings, dataset)).points}
         for (dataset, made), name in zip(data.items(), _names(base, list(data)), strict=True):
-            caption = f"{title}: {code(dataset)}, {FOUND[made.field]}"
-            more = (_intervals(made.points), _APART) if task == TRACKING else ()
-            caption = _told(caption, *made.notes, _items(made), *more, _elsewhere(made))
-            found.append(Plate(name, caption, _bind(draw, made.points, name), dataset, task, made.field))
+            shown = {name: made}
+            # Where nobody finds anything, the log-probability still tells the arms apart.
+            if made.field == "accuracy" and at_floor(made.points, *facts):
+                shown[f"{name}-logprob"] = made_by(findings, dataset, hits=False)
+            for file, drawn in shown.items():
+                caption = f"{title}: {code(dataset)}, {FOUND[drawn.field]}"
+                more = (_intervals(drawn.points), _APART) if task == TRACKING else ()
+                caption = _told(caption, *drawn.notes, _items(drawn), *more, _elsewhere(drawn))
+                found.append(Plate(file, caption, _bind(draw, drawn.points, file), dataset, task, drawn.field))
     if explained is not None:
         caption = "Which tokens of one request were recomputed"
         found.append(Plate("selection", caption, _bind(draw_selection, explained, "selection")))
