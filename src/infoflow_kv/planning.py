@@ -17,8 +17,9 @@ from infoflow_kv.supply import Supply
 # Selected rows stand late: questions look at what is near them. Seen on three multi-hop sets: 0.73 to 0.81 of the
 # context on average (SmolLM2-135M, `infoflow`).
 MEAN_RANK = 0.75
-# Full prefill is picked only where it is this much quicker, for predictions are not exact.
-MARGIN = 0.95
+# Full prefill is picked only where it is this much quicker, and by so many seconds: predictions are not exact, and less
+# is not noticed.
+MARGIN, NOTICED_SECONDS = 0.95, 0.1
 USUAL_SHARE = 0.15  # of adaptive budgets, whose size is known only after scoring
 
 
@@ -49,7 +50,8 @@ class Plan:
 
     @property
     def picks_full(self) -> bool:
-        return self.full_seconds < MARGIN * self.reuse_seconds
+        saved = self.reuse_seconds - self.full_seconds
+        return self.full_seconds < MARGIN * self.reuse_seconds and saved >= NOTICED_SECONDS
 
     @property
     def seconds(self) -> float:

@@ -39,14 +39,34 @@ def test_json_of_ask_has_the_documented_keys(cli: Cli, tiny_model: Path, documen
     assert list(record) == ["answer", "method", "model", "stop_reason", "usage", "timings", "chunks", "notices"]
     assert list(record["usage"]) == [
         "context_tokens", "prompt_tokens", "chunks", "cached_chunks", "reusable_tokens", "recomputed_tokens",
-        "prefilled_tokens", "new_tokens", "measured_tokens",
+        "prefilled_tokens", "new_tokens", "measured_tokens", "kept_tokens",
     ]  # fmt: skip
     assert list(record["timings"]) == [
         "load_seconds", "assemble_seconds", "score_seconds", "repair_seconds", "ttft_seconds", "decode_seconds",
+        "predicted_seconds", "predicted_full_seconds",
     ]  # fmt: skip
     assert [list(c) for c in record["chunks"]] == [["id", "title", "tokens", "recomputed", "mass", "order"]] * 2
     assert record["stop_reason"] in ("eos", "stop", "length")
     assert record["usage"]["recomputed_tokens"] == sum(c["recomputed"] for c in record["chunks"])
+
+
+def test_ask_follows_the_plan_that_ingest_made_possible(cli: Cli, tiny_model: Path, documents: Path) -> None:
+    from infoflow_kv import load
+    from infoflow_kv.speeds import Speeds, find_speeds, keep_speeds
+
+    store = documents.parent / "kv"
+    assert cli("ingest", documents, "--model", tiny_model, "--store", store).code == 0
+    model = load(str(tiny_model))
+    measured = find_speeds(model)
+    assert measured is not None and measured.row > 0
+    again = cli("ingest", documents, "--model", tiny_model, "--store", store)
+    assert again.code == 0 and find_speeds(model) == measured  # once
+    arguments = ("ask", QUESTION, documents, "--model", tiny_model, "--store", store, "--max-new-tokens", 2, "--json")
+    keep_speeds(model, Speeds(forward=1.0, row=1e-9, pair=0.0, load=1e12, assemble=1e12))
+    planned = cli(*arguments).record
+    assert planned["method"] == "full" and planned["timings"]["predicted_seconds"] == 1.0
+    assert planned["notices"][0].startswith("full prefill instead of reuse: predicted 1.00 s")
+    assert cli(*arguments, "--no-plan").record["method"] == "infoflow"
 
 
 def test_answer_on_stdout_and_how_on_stderr(cli: Cli, tiny_model: Path, documents: Path) -> None:

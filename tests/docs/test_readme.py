@@ -50,7 +50,8 @@ def test_the_command_lines(folder):
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
     assert outputs[1].strip()
-    assert '"cached_chunks": 2' in outputs[2]
+    # So little text may be quicker without reuse, if the machine says so.
+    assert '"cached_chunks": 2' in outputs[2] or "full prefill instead of reuse" in outputs[2]
 
 
 def test_the_example_of_an_own_selector():

@@ -54,7 +54,9 @@ def test_a_prediction_adds_up():
     assert plan.reuse_seconds == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("reuse", "full", "picks"), [(1.0, 0.9, True), (1.0, 0.96, False), (1.0, 2.0, False)])
+@pytest.mark.parametrize(
+    ("reuse", "full", "picks"), [(1.0, 0.85, True), (1.0, 0.91, False), (10.0, 9.6, False), (1.0, 2.0, False)]
+)
 def test_full_prefill_is_picked_only_where_it_is_clearly_quicker(reuse, full, picks):
     plan = Plan(reuse, full)
     assert plan.picks_full is picks
