@@ -23,7 +23,7 @@ from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
 from infoflow_kv.evaluate.readers import read_items
 from infoflow_kv.methods import find_method
 from infoflow_kv.models import greedy
-from infoflow_kv.prefilling import identify, measure_movement, prefill
+from infoflow_kv.prefilling import identify, measure_movement, movement_of, prefill
 from infoflow_kv.recipes import make_recipe
 from infoflow_kv.select import AttentionMass
 
@@ -54,7 +54,7 @@ def real_neighbours(engine, parts) -> torch.Tensor:
     for index, part in enumerate(parts.chunks):
         before_ids = part.identity.head_ids + parts.chunks[index - 1].identity.token_ids
         before = prefill(model, identify(model, before_ids, (), part.identity.namespace))
-        pieces.append(measure_movement(model, part, before).values[..., 0].float())
+        pieces.append(movement_of(measure_movement(model, part, before), model.num_layers).float())
     return torch.cat(pieces, dim=2)
 
 

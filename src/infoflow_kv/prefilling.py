@@ -76,25 +76,27 @@ def prefill(model: LanguageModel, identity: ChunkIdentity, head: ChunkKV | None 
 
 
 def identify_movement(model: LanguageModel, identity: ChunkIdentity, neighbour_ids: tuple[int, ...]) -> ChunkIdentity:
-    """The identity of the record of how far a chunk's KV moves behind `neighbour_ids`.
+    """The identity of the record of how far a chunk's values move behind `neighbour_ids`.
 
-    It is kept like a chunk: `head_ids` is what stood before it in the second prefill, head_dim is 1.
+    It is kept like a chunk of half the layers, whose `keys` hold the lower half of the record and whose `values` the
+    upper one: `head_ids` is what stood before it in the second prefill, head_dim is 1.
     """
     before = identity.head_ids + neighbour_ids
+    half = -(-identity.model.num_layers // 2)
     return replace(
         identity,
-        model=replace(identity.model, head_dim=1, dtype="float16"),
+        model=replace(identity.model, num_layers=half, head_dim=1, dtype="float16"),
         rope=model.rope_regime(len(before) + len(identity.token_ids)),
         head_ids=before,
-        quantisation="movement-1",
+        quantisation="movement-2",
     )
 
 
 def measure_movement(model: LanguageModel, chunk: ChunkKV, before: ChunkKV) -> ChunkKV:
-    """‖ΔK‖ and ‖ΔV‖ of each token, layer and K/V head between the chunk behind its head and behind `before`.
+    """‖ΔV‖ of each token, layer and K/V head between the chunk behind its head and behind `before`; see `movement_of`.
 
-    `before`: the KV of head and neighbour prefilled as one sequence; it is the same for all chunks of a head. keys
-    (before RoPE) and values of the result: float16 `[layers, kv_heads, tokens, 1]`. Costs one more chunk prefill.
+    `before`: the KV of head and neighbour prefilled as one sequence; it is the same for all chunks of a head. Costs one
+    more chunk prefill. 2 × layers × K/V heads bytes a token are stored.
     """
     head_ids = chunk.identity.head_ids
     if before.identity.token_ids[: len(head_ids)] != head_ids:
@@ -102,8 +104,19 @@ def measure_movement(model: LanguageModel, chunk: ChunkKV, before: ChunkKV) -> C
     identity = identify_movement(model, chunk.identity, before.identity.token_ids[len(head_ids) :])
     moved = prefill(model, replace(chunk.identity, head_ids=identity.head_ids, rope=identity.rope), before)
     # A chunk from a disk store is on the CPU, whatever the model's device.
-    keys, values = chunk.keys.to(moved.keys.device), chunk.values.to(moved.values.device)
-    return ChunkKV(identity, norm_of(moved.keys - keys), norm_of(moved.values - values))
+    norms = norm_of(moved.values - chunk.values.to(moved.values.device))
+    half = identity.model.num_layers
+    lower, upper = norms[:half], norms[half:]
+    if upper.shape[0] < half:  # an odd number of layers
+        upper = torch.cat([upper, torch.zeros_like(norms[:1])])
+    return ChunkKV(identity, lower.contiguous(), upper.contiguous())
+
+
+def movement_of(record: ChunkKV, num_layers: int) -> Float[Tensor, "layers kv_heads tokens"]:
+    """The ‖ΔV‖ that `measure_movement` put into a record, float16."""
+    if record.identity.quantisation != "movement-2" or record.keys.shape[0] != -(-num_layers // 2):
+        raise ComputeError("this is no record of how far a chunk's values move in this model")
+    return torch.cat([record.keys, record.values])[:num_layers, :, :, 0]
 
 
 def norm_of(

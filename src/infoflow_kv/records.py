@@ -87,7 +87,7 @@ class ChunkIdentity:
 
     `rope` is the fingerprint of the rotary regime *during the chunk's prefill* (frequencies, scaling, windows).
     `head_ids` are the tokens that stood before the chunk in its prefill; empty under head policy `none`.
-    `quantisation`: `none`, or `movement-1` for a record that holds not KV but how far K and V moved.
+    `quantisation`: `none`, or `movement-2` for a record that holds not KV but how far V moved.
     """
 
     model: ModelIdentity

@@ -9,7 +9,7 @@ import torch
 from infoflow_kv.errors import StoreError
 from infoflow_kv.methods import Method
 from infoflow_kv.models import LanguageModel
-from infoflow_kv.prefilling import identify, identify_movement, measure_movement, prefill
+from infoflow_kv.prefilling import identify, identify_movement, measure_movement, movement_of, prefill
 from infoflow_kv.records import Chunk, ChunkIdentity, ChunkKV, Prompt
 from infoflow_kv.shapes import Float, Tensor
 from infoflow_kv.store import ChunkStore, load_many
@@ -61,7 +61,10 @@ class Parts:
         if self.movement is None:
             return None
         # Records from a disk store are on the CPU, those measured just now on the model's device.
-        pieces = [moved.values[..., 0].cpu() for moved in self.movement]
+        pieces = [
+            movement_of(record, chunk.identity.model.num_layers).cpu()
+            for record, chunk in zip(self.movement, self.chunks, strict=True)
+        ]
         if self.head is not None:
             pieces.insert(0, torch.zeros_like(self.head.values[..., 0], dtype=torch.float16, device="cpu"))
         return torch.cat(pieces, dim=2)

@@ -5,13 +5,15 @@ from functools import cache
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny
 from infoflow_kv import Document, Engine
 from infoflow_kv.chunking import TextEncoder
+from infoflow_kv.errors import ComputeError
 from infoflow_kv.methods import find_method
 from infoflow_kv.models import wrap
-from infoflow_kv.prefilling import NEIGHBOUR
+from infoflow_kv.prefilling import NEIGHBOUR, identify, measure_movement, movement_of, prefill
 from infoflow_kv.recipes import make_recipe
 from infoflow_kv.records import Prompt, Selection
 from infoflow_kv.repairing import repair
@@ -238,10 +240,28 @@ def test_the_movement_record_is_what_plain_transformers_says(case, policy):
         alone = run_plain(case.model, head + ids, 1).values[:, :, len(head) :]
         behind = run_plain(case.model, head + neighbour + ids, 1).values[:, :, len(head + neighbour) :]
         expected = (behind - alone).norm(dim=-1)
-        assert_close(record.values[..., 0].float(), expected, 1e-3)  # float16 keeps 11 bits
+        assert_close(movement_of(record, case.model.num_layers).float(), expected, 1e-3)  # float16 keeps 11 bits
     assert found.measured_tokens == sum(c.num_tokens for c in prompt.chunks)
     exact = torch.zeros_like(found.sensitivity()[:, :, : len(prompt.head_ids)])
     assert torch.equal(found.sensitivity()[:, :, : len(prompt.head_ids)], exact)
+
+
+@pytest.mark.parametrize("num_layers", [3, 4])
+def test_a_record_of_any_number_of_layers_takes_two_bytes_a_layer_and_head(num_layers):
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**tiny.SIZES, "num_hidden_layers": num_layers})
+    model = wrap(LlamaForCausalLM(config).eval(), tiny.tokenizer(), "tiny")
+    chunk = prefill(model, identify(model, tuple(range(5, 25))))
+    before = prefill(model, identify(model, (7, 8, 9)))
+    record = measure_movement(model, chunk, before)
+    moved = prefill(model, identify(model, chunk.identity.token_ids, (7, 8, 9)), before)
+    expected = (moved.values - chunk.values).norm(dim=-1)
+    assert_close(movement_of(record, num_layers).float(), expected, 1e-3)
+    assert record.num_bytes == 2 * 2 * -(-num_layers // 2) * model.num_kv_heads * 20
+    with pytest.raises(ComputeError, match="no record"):
+        movement_of(record, num_layers + 2)
+    with pytest.raises(ComputeError, match="no record"):
+        movement_of(chunk, num_layers)
 
 
 @pytest.mark.parametrize("name", ["first-k:0", "first-k:", "first-k:x", "first-k:1.5", "infoflow:3", "first-k:-1"])

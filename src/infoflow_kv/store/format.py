@@ -27,7 +27,7 @@ _DIGEST_START = LENGTH_BYTES + len(_PREFIX)
 _DIGEST_STOP = _DIGEST_START + 64
 _ZEROS = b"0" * 64
 # KV as it is, and how far it moved behind a neighbour (one number per layer, K/V head and token).
-STORED_KINDS = ("none", "movement-1")
+STORED_KINDS = ("none", "movement-2")
 _DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
 
 
