@@ -4,13 +4,24 @@ It is causal attention with the row number replaced by the rank: the mask of rep
 dense up to a step and empty after it. No rows × slots mask is ever built.
 """
 
+import logging
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 
+from infoflow_kv.ops.forms import Form, choice_of_environment, known_choice, pick
 from infoflow_kv.ops.pieces import Piece, bias_of, cut, flash, in_pieces, merge_into
-from infoflow_kv.ops.products import by_products, pays
+from infoflow_kv.ops.products import by_products, pays, rows_of_block
 from infoflow_kv.ops.spec import AttentionSpec, masked_logits, visible, with_sinks
 from infoflow_kv.shapes import Float, Int, Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+logger = logging.getLogger(__name__)
 
 # Rows per block of the masked form, which any device and any layer can take.
 ROWS_PER_BLOCK = 128
@@ -19,17 +30,20 @@ ROWS_PER_BLOCK = 128
 class Staircase:
     """The rows of one forward: made once, used in every layer, so that cuts and masks are made once too.
 
-    `ranks` must ascend strictly; slot index == rank of the key in that slot.
+    `ranks` must ascend strictly; slot index == rank of the key in that slot. `form`: one of `forms.Choice`, by default
+    what INFOFLOW_ATTENTION says; OptionError for another name, or in `attend` for a form that cannot be had there.
 
     >>> stairs = Staircase(torch.tensor([3, 7]))
     >>> stairs.attend(query, keys, values, AttentionSpec(scale=0.125))  # doctest: +SKIP
     """
 
-    def __init__(self, ranks: Int[Tensor, " rows"]) -> None:
+    def __init__(self, ranks: Int[Tensor, " rows"], form: str | None = None) -> None:
         self.ranks = ranks
+        self._choice = choice_of_environment() if form is None else known_choice(form)
         self.steps: list[int] = ranks.tolist()
         self._cuts: dict[int | None, tuple[Piece, ...]] = {}
         self._biases: dict[tuple[int | None, int, torch.dtype], list[Tensor | None]] = {}
+        self._masks: dict[int | None, BlockMask] = {}
 
     def attend(
         self,
@@ -44,21 +58,42 @@ class Staircase:
             raise ValueError(f"rank {steps[-1]} has no slot: there are {keys.shape[1]}")
         window = spec.window if spec.window is not None and spec.window <= steps[-1] else None
         contiguous = window is None and steps[-1] - steps[0] == len(steps) - 1
-        if spec.softcap is not None or spec.sinks is not None:
-            return in_blocks(query, keys, values, self.ranks, spec, window)
-        if contiguous and len(steps) == 1:
+        is_cpu, is_plain = query.device.type == "cpu", spec.softcap is None and spec.sinks is None
+        if is_plain and contiguous and len(steps) == 1:
             return _one_row(query, keys[:, : steps[0] + 1], values[:, : steps[0] + 1], spec.scale)
-        if query.device.type != "cpu":
-            if contiguous and steps[0] == 0:
-                return _causal_square(query, keys[:, : len(steps)], values[:, : len(steps)], spec.scale)
+        if is_plain and contiguous and steps[0] == 0 and not is_cpu and self._choice == "auto":
+            return _causal_square(query, keys[:, : len(steps)], values[:, : len(steps)], spec.scale)
+        # One row alone has no stairs: what it sees is one block, which other forms would only cut up.
+        form = pick(self._choice, query, is_right) if len(steps) > 1 else None
+        if form == "triton" or form == "flex":
+            return self._by_kernel(form, query, keys, values, spec, window)
+        if form == "blocks" or not is_plain or not is_cpu:
             return in_blocks(query, keys, values, self.ranks, spec, window)
-        if window is None and query.dtype == torch.bfloat16 and pays():
-            packed = by_products(pack(query, keys.shape[0]), keys, values, self.ranks, steps, spec.scale)
+        block_rows = rows_of_block(query.shape[0], steps[-1] + 1)
+        if window is None and query.dtype == torch.bfloat16 and block_rows and pays():
+            packed = by_products(pack(query, keys.shape[0]), keys, values, self.ranks, steps, spec.scale, block_rows)
         elif contiguous:
             return _contiguous(query, keys[:, : steps[-1] + 1], values[:, : steps[-1] + 1], steps[0], spec.scale)
         else:
             packed = self._in_pieces(pack(query, keys.shape[0]), keys, values, spec.scale, window)
         return unpack(packed, query.shape)
+
+    def _by_kernel(
+        self, form: Form, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, window: int | None
+    ) -> Tensor:
+        # Both load compilers, which take seconds and are not everywhere: imported where they are used.
+        spec = replace(spec, window=window)
+        if form == "triton":
+            from infoflow_kv.ops.triton_staircase import attend_by_triton
+
+            return attend_by_triton(query, keys, values, self.ranks, spec)[0]
+        from infoflow_kv.ops.flex import attend_by_flex, make_block_mask
+
+        mask = self._masks.get(window)
+        if mask is None:
+            mask = self._masks[window] = make_block_mask(self.ranks, self.steps, window)
+        filled = self.steps[-1] + 1
+        return attend_by_flex(query, keys[:, :filled], values[:, :filled], mask, spec)[0]
 
     def _in_pieces(self, packed: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
         pieces = self._cuts.get(window)
@@ -70,6 +105,35 @@ class Staircase:
         if biases is None:
             biases = self._biases[key] = [bias_of(piece, group, packed.dtype) for piece in pieces]
         return in_pieces(packed, keys, values, pieces, biases, scale)
+
+
+def is_right(form: Form, query: Float[Tensor, "heads rows head_dim"]) -> bool:
+    """Whether a compiled form agrees with masked blocks for queries of this kind, tried once per device."""
+    return _agrees(form, query.device, query.dtype, query.shape[-1])
+
+
+@cache
+def _agrees(form: Form, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """A kernel that compiles is not yet a kernel that is right: a small staircase by both forms."""
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.randperm(300, generator=generator)[:70].sort().values.to(device)
+    query, keys, values = (
+        torch.randn(heads, rows, head_dim, generator=generator).to(device, dtype)
+        for heads, rows in ((4, 70), (2, 300), (2, 300))
+    )
+    spec = AttentionSpec(head_dim**-0.5)
+    expected = in_blocks(query, keys, values, ranks, spec, None).float()
+    try:
+        found = Staircase(ranks, form).attend(query, keys, values, spec).float()
+        error = float((found - expected).abs().max())
+    except Exception as failure:  # noqa: BLE001 - errors of a compiler are of any kind
+        logger.warning("attention by %s is not used on %s: %s", form, device, " ".join(str(failure).split())[:200])
+        return False
+    tolerance = 1e-3 if dtype == torch.float32 else 3e-2  # TensorFloat-32 and 16-bit rounding; wrong masks give 0.5
+    if not error <= tolerance:  # NaN too
+        logger.warning("attention by %s is not used on %s: it is off by %.2g on a small example", form, device, error)
+        return False
+    return True
 
 
 def staircase_attention(
