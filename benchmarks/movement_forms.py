@@ -1,7 +1,7 @@
 """In which form should the movement of a chunk's V be kept? Selection quality and bytes per token of each form.
 
-The record behind method `influence` holds ‖ΔV‖ of each token behind a neighbour, per layer and K/V head. Coarser forms
-are derived from it here and used to select tokens at one budget; what counts is the distance to full prefill (plain
+The record behind method `influence` holds ‖ΔV‖ of each token behind a neighbour, per layer. Finer and coarser forms are
+made here and used to select tokens at one budget; what counts is the distance to full prefill (plain
 Transformers) over its greedy continuation, as in the laboratory. Also measured: another neighbour, the chunk that
 really stands before in this request. Writes one JSON line per question and form.
 """
@@ -23,7 +23,7 @@ from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
 from infoflow_kv.evaluate.readers import read_items
 from infoflow_kv.methods import find_method
 from infoflow_kv.models import greedy
-from infoflow_kv.prefilling import identify, measure_movement, movement_of, prefill
+from infoflow_kv.prefilling import identify, prefill
 from infoflow_kv.recipes import make_recipe
 from infoflow_kv.select import AttentionMass
 
@@ -47,14 +47,16 @@ def attention_per_head(engine, prompt) -> torch.Tensor:
     return torch.stack(masses, dim=1)
 
 
-def real_neighbours(engine, parts) -> torch.Tensor:
-    """‖ΔV‖ behind the chunk that stands before in this request, instead of the fixed text."""
+def movement(engine, parts, neighbour_of) -> torch.Tensor:
+    """‖ΔV‖ `[layers, kv_heads, context]` of each chunk behind its head and the ids that `neighbour_of(index)` gives."""
     model = engine.model
     pieces = [torch.zeros(model.num_layers, model.num_kv_heads, parts.head.num_tokens)]
     for index, part in enumerate(parts.chunks):
-        before_ids = part.identity.head_ids + parts.chunks[index - 1].identity.token_ids
-        before = prefill(model, identify(model, before_ids, (), part.identity.namespace))
-        pieces.append(movement_of(measure_movement(model, part, before), model.num_layers).float())
+        ids = part.identity.head_ids + neighbour_of(index)
+        before = prefill(model, identify(model, ids, (), part.identity.namespace))
+        rope = model.rope_regime(len(ids) + part.num_tokens)
+        moved = prefill(model, replace(part.identity, head_ids=ids, rope=rope), before)
+        pieces.append((moved.values - part.values).float().norm(dim=-1))
     return torch.cat(pieces, dim=2)
 
 
@@ -102,11 +104,13 @@ def main() -> None:
             engine = bench.engine()
             prompt = engine.prompt(item.question, documents_of(item))
             full = greedy(bench.plain, prompt.token_ids, bench.options.continuation, model.stop_ids)
-            parts = engine._supply.with_movement(engine._supply.parts(prompt))
+            parts = engine._supply.parts(prompt)
+            fixed = movement(engine, parts, lambda index, engine=engine: engine._supply.neighbour_ids)
+            real = movement(engine, parts, lambda index, parts=parts: parts.chunks[index - 1].identity.token_ids)
             mass = attention_per_head(engine, prompt)
             recipe = make_recipe(model, "influence", args.budget)
             layers = list(recipe.layers)
-            for form, (weights, size) in forms(parts.sensitivity().float(), real_neighbours(engine, parts)).items():
+            for form, (weights, size) in forms(fixed, real).items():
                 scores = (mass * weights)[layers].sum(dim=(0, 1))
                 method = with_selector(find_method("infoflow"), Given(scores))
                 run = engine.run(prompt, recipe=replace(recipe, method=method), forced_ids=full.token_ids[:-1])

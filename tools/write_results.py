@@ -198,7 +198,9 @@ def movement_part(rows: Rows) -> str:
     return section(
         "The form of the movement record",
         f"Method `influence` weighs attention by how far each token's value moved behind a neighbour. {len(base)} questions from\n"
-        f"the ends of the files, budget {found[0]['budget']:g}; `benchmarks/movement_forms.py`.",
+        f"the ends of the files, budget {found[0]['budget']:g}; `benchmarks/movement_forms.py`. The forms do not differ: what is kept\n"
+        "is one number per layer in float16, as coarser forms need a level of the model beside them. The tables above were measured with\n"
+        "one per layer and head.",
         *lines,
     )
 

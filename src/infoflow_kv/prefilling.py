@@ -78,14 +78,14 @@ def prefill(model: LanguageModel, identity: ChunkIdentity, head: ChunkKV | None 
 def identify_movement(model: LanguageModel, identity: ChunkIdentity, neighbour_ids: tuple[int, ...]) -> ChunkIdentity:
     """The identity of the record of how far a chunk's values move behind `neighbour_ids`.
 
-    It is kept like a chunk of half the layers, whose `keys` hold the lower half of the record and whose `values` the
-    upper one: `head_ids` is what stood before it in the second prefill, head_dim is 1.
+    It is kept like a chunk of half the layers and one head, whose `keys` hold the lower half of the record and whose
+    `values` the upper one: `head_ids` is what stood before it in the second prefill, head_dim is 1.
     """
     before = identity.head_ids + neighbour_ids
     half = -(-identity.model.num_layers // 2)
     return replace(
         identity,
-        model=replace(identity.model, num_layers=half, head_dim=1, dtype="float16"),
+        model=replace(identity.model, num_layers=half, num_kv_heads=1, head_dim=1, dtype="float16"),
         rope=model.rope_regime(len(before) + len(identity.token_ids)),
         head_ids=before,
         quantisation="movement-2",
@@ -93,10 +93,11 @@ def identify_movement(model: LanguageModel, identity: ChunkIdentity, neighbour_i
 
 
 def measure_movement(model: LanguageModel, chunk: ChunkKV, before: ChunkKV) -> ChunkKV:
-    """‖ΔV‖ of each token, layer and K/V head between the chunk behind its head and behind `before`; see `movement_of`.
+    """‖ΔV‖ of each token and layer, over all heads, between the chunk behind its head and behind `before`; see
+    `movement_of`.
 
     `before`: the KV of head and neighbour prefilled as one sequence; it is the same for all chunks of a head. Costs one
-    more chunk prefill. 2 × layers × K/V heads bytes a token are stored.
+    more chunk prefill. Two bytes a token and layer are stored: finer forms select no better (docs/results.md).
     """
     head_ids = chunk.identity.head_ids
     if before.identity.token_ids[: len(head_ids)] != head_ids:
@@ -104,7 +105,9 @@ def measure_movement(model: LanguageModel, chunk: ChunkKV, before: ChunkKV) -> C
     identity = identify_movement(model, chunk.identity, before.identity.token_ids[len(head_ids) :])
     moved = prefill(model, replace(chunk.identity, head_ids=identity.head_ids, rope=identity.rope), before)
     # A chunk from a disk store is on the CPU, whatever the model's device.
-    norms = norm_of(moved.values - chunk.values.to(moved.values.device))
+    difference = moved.values - chunk.values.to(moved.values.device)
+    norms = difference.float().transpose(1, 2).flatten(2).norm(dim=-1)[:, None, :, None]
+    norms = norms.clamp_max(torch.finfo(torch.float16).max).to(torch.float16)
     half = identity.model.num_layers
     lower, upper = norms[:half], norms[half:]
     if upper.shape[0] < half:  # an odd number of layers
@@ -112,16 +115,8 @@ def measure_movement(model: LanguageModel, chunk: ChunkKV, before: ChunkKV) -> C
     return ChunkKV(identity, lower.contiguous(), upper.contiguous())
 
 
-def movement_of(record: ChunkKV, num_layers: int) -> Float[Tensor, "layers kv_heads tokens"]:
+def movement_of(record: ChunkKV, num_layers: int) -> Float[Tensor, "layers tokens"]:
     """The ‖ΔV‖ that `measure_movement` put into a record, float16."""
     if record.identity.quantisation != "movement-2" or record.keys.shape[0] != -(-num_layers // 2):
         raise ComputeError("this is no record of how far a chunk's values move in this model")
-    return torch.cat([record.keys, record.values])[:num_layers, :, :, 0]
-
-
-def norm_of(
-    difference: Float[Tensor, "layers kv_heads tokens head_dim"],
-) -> Float[Tensor, "layers kv_heads tokens one"]:
-    largest = torch.finfo(torch.float16).max
-    norms: Tensor = difference.float().norm(dim=-1, keepdim=True)
-    return norms.clamp_max(largest).to(torch.float16)
+    return torch.cat([record.keys, record.values])[:num_layers, 0, :, 0]

@@ -56,7 +56,7 @@ class Parts:
         moved = None if self.movement is None else tuple(self.movement[index] for index in order)
         return replace(self, chunks=tuple(self.chunks[index] for index in order), movement=moved)
 
-    def sensitivity(self) -> Float[Tensor, "layers kv_heads context"] | None:
+    def sensitivity(self) -> Float[Tensor, "layers context"] | None:
         """‖ΔV‖ behind a neighbour for each token of the parts, 0 for the head; None where it was not asked for."""
         if self.movement is None:
             return None
@@ -66,8 +66,8 @@ class Parts:
             for record, chunk in zip(self.movement, self.chunks, strict=True)
         ]
         if self.head is not None:
-            pieces.insert(0, torch.zeros_like(self.head.values[..., 0], dtype=torch.float16, device="cpu"))
-        return torch.cat(pieces, dim=2)
+            pieces.insert(0, torch.zeros(self.head.values.shape[0], self.head.num_tokens, dtype=torch.float16))
+        return torch.cat(pieces, dim=1)
 
 
 class Supply:

@@ -70,7 +70,7 @@ def sensitivity(scene: Scene, layer: int) -> Float[Tensor, "kv_heads context"]:
     """How far the token's value moved when its chunk was prefilled behind a neighbour (docs/method.md, section 7)."""
     if scene.sensitivity is None:
         raise ComputeError("the influence selector needs the chunks' context sensitivity, and the scene has none")
-    return scene.sensitivity[layer].float()
+    return scene.sensitivity[layer].float().expand(scene.model.num_kv_heads, -1)
 
 
 def true_deviation(scene: Scene, layer: int) -> Float[Tensor, "kv_heads context"]:

@@ -26,7 +26,7 @@ class Scene:
     prompt_ids: Int[Tensor, " prompt"]
     rotary: RotaryTables
     seed: int = 0
-    sensitivity: Float[Tensor, "layers kv_heads context"] | None = None
+    sensitivity: Float[Tensor, "layers context"] | None = None
     truth: Float[Tensor, "layers kv_heads slots head_dim"] | None = None
 
 
