@@ -412,7 +412,7 @@ class TestGenerate:
         assert (
             home.cli("eval", "generate", "vt", "--hops", 1, "--count", 1, "--chunk-tokens", 40, "--out", out).code == 0
         )
-        assert home.predict("--chunk-tokens", 160, data=out).code == 0
+        assert home.predict("--chunk-tokens", 400, data=out).code == 0
         assert {r["meta"]["hops"] for r in read_rows([home.out])} == {1}
         told = home.cli("eval", "score", home.out, "--json").record
         assert all("hit" in s["summaries"] for s in told["scores"] if s["dataset"] == "variable_tracking")

@@ -165,7 +165,7 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "reorder": (("--methods", "none", "--reorder"), "reorder needs a method that scores tokens"),
     "adaptive and gradual": (
         ("--methods", "cacheblend-gradual", "--budget", "auto"),
-        "adaptive budget needs a method with one set",
+        "is adaptive and needs one set of tokens for all layers",
     ),
     "both stores": (("--store", "kv", "--no-store"), "--store and --no-store exclude"),
     "no new tokens": (("--max-new-tokens", "0"), "max_new_tokens 0 is not a whole number"),
