@@ -14,7 +14,7 @@ from infoflow_kv.choosing import Choice, Request, choose, order_chunks, permuted
 from infoflow_kv.chunking import MIN_CHUNK_TOKENS, Documents, TextEncoder, as_document, layout, listed, render, split
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
-from infoflow_kv.kept import ContextKey, Kept, KeptContexts, Trace, keep_of
+from infoflow_kv.kept import ContextKey, Kept, KeptContexts, Trace
 from infoflow_kv.models import LanguageModel
 from infoflow_kv.planning import Plan, plan_request
 from infoflow_kv.positions import assemble_one_by_one, request_tables, reserve
@@ -331,7 +331,7 @@ class Engine:
     def keep(self, run: Run) -> None:
         """Keeps a copy of the run's context for follow-ups, where this engine keeps any; `stream` ends with it."""
         if run.trace is not None:
-            self._kept.keep(run.trace.key, keep_of(run.context, run.trace))
+            self._kept.take(run.context, run.trace)
 
     def forget(self) -> None:
         """Drops the kept contexts, for example after documents were deleted."""

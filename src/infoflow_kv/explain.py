@@ -18,7 +18,7 @@ from infoflow_kv.explaining import FORMAT
 from infoflow_kv.methods import Method, find_method
 from infoflow_kv.records import Document, Timings
 from infoflow_kv.runs import Run, chunk_reports
-from infoflow_kv.select import AttentionMass, layers_text
+from infoflow_kv.select import layers_text
 from infoflow_kv.shapes import Float, Tensor
 
 METHODS = ("infoflow", "influence", "cacheblend", "epic", "none", "full")
@@ -167,7 +167,7 @@ def _method(outcome: _Outcome, full_logits: Float[Tensor, " vocab"]) -> dict[str
     run = outcome.run
     method, recipe = run.method, run.recipe
     is_reference = outcome.first_logits is full_logits
-    by_attention = method.selector is not None and isinstance(method.selector((0,)), AttentionMass)
+    by_attention = method.scores_by_attention
     kl, js = divergences(outcome.first_logits[None], full_logits[None])
     same = int(outcome.first_logits.argmax()) == int(full_logits.argmax())
     return {

@@ -105,6 +105,15 @@ class KeptContexts:
                 _, oldest = self._entries.popitem(last=False)
                 total -= oldest.num_bytes
 
+    def take(self, context: Context, trace: "Trace") -> None:
+        """Keeps a copy of what a request leaves behind; makes none where it is too large, or where the request repaired
+        nothing beside what is kept."""
+        size = (context.keys.nbytes + context.values.nbytes) // context.keys.shape[2] * context.num_tokens
+        with self._lock:
+            is_there = trace.before is not None and self._entries.get(trace.key) is trace.before
+        if size <= self.max_bytes and not (is_there and trace.slots.numel() == 0):
+            self.keep(trace.key, keep_of(context, trace))
+
     def forget(self) -> None:
         """Nothing is kept any more."""
         with self._lock:

@@ -56,9 +56,14 @@ class Method:
     needs: frozenset[Need] = frozenset()
 
     @property
+    def scores_by_attention(self) -> bool:
+        """Whether its scores come from the prompt's attention: then the geometry of the scores matters to it."""
+        return self.selector is not None and isinstance(self.selector((0,)), AttentionMass)
+
+    @property
     def scores_by_layers(self) -> bool:
         """Whether the layer set of the request matters to it."""
-        return self.selector is not None and self.layers is None and isinstance(self.selector((0,)), AttentionMass)
+        return self.layers is None and self.scores_by_attention
 
     @property
     def in_laboratory_only(self) -> bool:

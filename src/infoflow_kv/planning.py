@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from infoflow_kv.models import LanguageModel
 from infoflow_kv.recipes import Recipe
 from infoflow_kv.records import Prompt
-from infoflow_kv.select import AttentionMass, num_selected
+from infoflow_kv.select import num_selected
 from infoflow_kv.speeds import Speeds
 from infoflow_kv.store import MemoryStore
 from infoflow_kv.supply import Supply
@@ -104,7 +104,7 @@ def plan_request(
         chosen += 2 * (reusable - chosen) // model.num_layers
     elif recipe.method.selector is None:
         chosen = 0
-    by_attention = recipe.method.selector is not None and isinstance(recipe.method.selector((0,)), AttentionMass)
+    scores = recipe.method.scores_by_attention and chosen < reusable
     kv_bytes = prompt.context_tokens * model.kv_bytes_per_token
     load = Load(
         context=prompt.context_tokens,
@@ -113,6 +113,6 @@ def plan_request(
         read_bytes=0 if store is None or isinstance(store, MemoryStore) else kv_bytes,
         kv_bytes=kv_bytes,
         chosen=chosen,
-        scored=(max(recipe.layers) + 1) / model.num_layers if by_attention and chosen < reusable else 0.0,
+        scored=(max(recipe.layers) + 1) / model.num_layers if scores else 0.0,
     )
     return predict(speeds, load)

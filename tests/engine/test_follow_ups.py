@@ -151,6 +151,19 @@ def test_the_same_question_again_settles(model):
     assert all(b <= a for a, b in itertools.pairwise(counts[1:]))
 
 
+def test_nothing_is_copied_where_nothing_is_new(model):
+    engine = engine_of(model)
+    for _ in range(12):
+        ask(engine, QUESTIONS[0])
+    kept = next(iter(engine._kept._entries.values()))
+    run = ask(engine, QUESTIONS[0])
+    assert run.usage.recomputed_tokens == 0
+    assert next(iter(engine._kept._entries.values())) is kept
+    engine.forget()
+    engine.keep(run)  # no longer there: kept again
+    assert engine._kept.num_bytes == kept.num_bytes
+
+
 def test_streams_keep_their_context_and_forget_drops_it(model):
     engine = engine_of(model)
     engine.answer(QUESTIONS[0], TEXTS, 2)

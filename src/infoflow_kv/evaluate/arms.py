@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from infoflow_kv.errors import OptionError, unknown_name
 from infoflow_kv.methods import METHODS, Method, find_method
 from infoflow_kv.positions import check_geometry
-from infoflow_kv.select import AUTO_CEILING, AttentionMass, check_budget, layer_set, layers_text
+from infoflow_kv.select import AUTO_CEILING, check_budget, layer_set, layers_text
 
 if TYPE_CHECKING:
     from infoflow_kv.models import LanguageModel
@@ -103,7 +103,7 @@ def parse_arms(
 def shared_options(method: Method, geometry: str | None, reorder: bool) -> dict[str, Any]:
     """Those of the options for all arms that say something to this method."""
     found: dict[str, Any] = {}
-    if geometry is not None and method.selector is not None and isinstance(method.selector((0,)), AttentionMass):
+    if geometry is not None and method.scores_by_attention:
         found["geometry"] = geometry
     if reorder and method.selector is not None and not method.in_laboratory_only:
         found["reorder"] = True
@@ -142,11 +142,10 @@ def settled(method: Method, options: dict[str, Any], arm: str) -> dict[str, Any]
 def read_by(method: Method) -> list[str]:
     """The differences that change something in this method, in the order of a name."""
     chooses = method.selector is not None or method.narrowing is not None
-    by_attention = method.selector is not None and isinstance(method.selector((0,)), AttentionMass)
     reads = {
         "reorder": method.selector is not None and not method.in_laboratory_only,
         "layers": method.scores_by_layers,
-        "geometry": by_attention,
+        "geometry": method.scores_by_attention,
         "repair_layers": method.selector is not None,
         "chunk_floor": chooses,
         "chunk_cap": chooses,

@@ -1,6 +1,6 @@
 """`infoflow-kv bench decode`: tokens after the first."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,6 +8,9 @@ from infoflow_kv.cli import options
 from infoflow_kv.cli.bench import setting as given
 from infoflow_kv.cli.bench.tables import Record, rate, spread, times
 from infoflow_kv.cli.output import emit_table
+
+if TYPE_CHECKING:
+    from infoflow_kv.benchmark.timing import OnStep
 
 NewTokens = Annotated[int, typer.Option(metavar="N", help="Tokens to write.", rich_help_panel="Request")]
 
@@ -50,13 +53,11 @@ def decode(
     )
     for length in wanted:
         setting.request(length, new_tokens)
-    for length in wanted:
-        with given.steps(f"decoding behind {length} tokens") as step:
-            records = measure_decode(setting, length, new_tokens, on_step=step)
-        given.keep(records, file, as_json)
-        if not as_json:
-            table(records)
-    return 0
+
+    def measure(length: int, step: "OnStep") -> list[Record]:
+        return measure_decode(setting, length, new_tokens, on_step=step)
+
+    return given.each(wanted, "decoding behind {} tokens", measure, table, file, as_json)
 
 
 def table(records: list[Record]) -> None:

@@ -1,9 +1,14 @@
 """`infoflow-kv bench ingest`: how quickly documents become stored chunks."""
 
+from typing import TYPE_CHECKING
+
 from infoflow_kv.cli import options
 from infoflow_kv.cli.bench import setting as given
 from infoflow_kv.cli.bench.tables import Record, rate, spread, times, took
 from infoflow_kv.cli.output import emit_table, size
+
+if TYPE_CHECKING:
+    from infoflow_kv.benchmark.timing import OnStep
 
 
 def ingest(
@@ -41,13 +46,11 @@ def ingest(
     setting = given.open_setting(
         model, dtype, device, read, repeats=repeats, warmup=warmup, chunk_tokens=chunk_tokens, seed=seed
     )
-    for length in wanted:
-        with given.steps(f"ingestion of {length} tokens") as step:
-            records = measure_ingest(setting, length, scratch=folder, on_step=step)
-        given.keep(records, file, as_json)
-        if not as_json:
-            table(records)
-    return 0
+
+    def measure(length: int, step: "OnStep") -> list[Record]:
+        return measure_ingest(setting, length, scratch=folder, on_step=step)
+
+    return given.each(wanted, "ingestion of {} tokens", measure, table, file, as_json)
 
 
 def table(records: list[Record]) -> None:

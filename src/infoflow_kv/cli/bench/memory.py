@@ -1,9 +1,14 @@
 """`infoflow-kv bench memory`: peak memory of one request."""
 
+from typing import TYPE_CHECKING
+
 from infoflow_kv.cli import options
 from infoflow_kv.cli.bench import setting as given
 from infoflow_kv.cli.bench.tables import Record, arm_name, spread, times
 from infoflow_kv.cli.output import emit_table, size
+
+if TYPE_CHECKING:
+    from infoflow_kv.benchmark.timing import OnStep
 
 
 def memory(
@@ -45,13 +50,11 @@ def memory(
     )
     for length in wanted:
         setting.request(length)
-    for length in wanted:
-        with given.steps(f"memory of {length} tokens") as step:
-            records = measure_memory(setting, length, method_list, budget_list, scratch=folder, on_step=step)
-        given.keep(records, file, as_json)
-        if not as_json:
-            table(records)
-    return 0
+
+    def measure(length: int, step: "OnStep") -> list[Record]:
+        return measure_memory(setting, length, method_list, budget_list, scratch=folder, on_step=step)
+
+    return given.each(wanted, "memory of {} tokens", measure, table, file, as_json)
 
 
 def table(records: list[Record]) -> None:

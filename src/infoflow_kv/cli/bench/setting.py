@@ -1,7 +1,7 @@
 """The options that all benchmarks share, and what is opened from them. Imports no torch."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -204,6 +204,24 @@ def keep(records: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> 
     if as_json:
         for record in given:
             emit_json(record)
+
+
+def each(
+    lengths: Iterable[int],
+    what: str,
+    measure: "Callable[[int, OnStep], list[dict[str, Any]]]",
+    table: Callable[[list[dict[str, Any]]], None],
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """0, every length being measured, kept and shown; `what` names it with `{}` for the length."""
+    for length in lengths:
+        with steps(what.format(length)) as step:
+            records = measure(length, step)
+        keep(records, out, as_json)
+        if not as_json:
+            table(records)
+    return 0
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """`infoflow-kv bench ttft`: time to first token."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,6 +8,9 @@ from infoflow_kv.cli import options
 from infoflow_kv.cli.bench import setting as given
 from infoflow_kv.cli.bench.tables import Record, arm_name, spread, stage_shares, times, took
 from infoflow_kv.cli.output import emit_table
+
+if TYPE_CHECKING:
+    from infoflow_kv.benchmark.timing import OnStep
 
 States = Annotated[
     str,
@@ -65,13 +68,11 @@ def ttft(
     )
     for length in wanted:
         setting.request(length)  # a length over the window is refused before anything is measured
-    for length in wanted:
-        with given.steps(f"ttft of {length} tokens") as step:
-            records = measure_ttft(setting, length, method_list, budget_list, state_list, scratch=folder, on_step=step)
-        given.keep(records, file, as_json)
-        if not as_json:
-            table(records)
-    return 0
+
+    def measure(length: int, step: "OnStep") -> list[Record]:
+        return measure_ttft(setting, length, method_list, budget_list, state_list, scratch=folder, on_step=step)
+
+    return given.each(wanted, "ttft of {} tokens", measure, table, file, as_json)
 
 
 def table(records: list[Record]) -> None:
