@@ -103,8 +103,10 @@ def test_all_forms_agree(ranks):
     cuts = pieces.cut(ranks)
     merged = pieces.in_pieces(packed, keys, values, cuts, [pieces.bias_of(c, 3, packed.dtype) for c in cuts], 0.25)
     assert_close(staircase.unpack(merged, query.shape), masked, KERNEL[torch.float32])
-    multiplied = products.by_products(packed, keys, values, ranks, ranks.tolist(), 0.25)
-    assert_close(staircase.unpack(multiplied, query.shape), masked, KERNEL[torch.float32])
+    for block_rows in (16, 64):
+        blocks = products.blocks_of(ranks, ranks.tolist(), block_rows, packed.dtype)
+        multiplied = products.by_products(packed, keys, values, blocks, 0.25)
+        assert_close(staircase.unpack(multiplied, query.shape), masked, KERNEL[torch.float32])
 
 
 def test_packing_puts_the_heads_of_a_group_next_to_each_other():

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from infoflow_kv.errors import ComputeError
-from infoflow_kv.ops.spec import AttentionSpec, masked_logits, visible, with_sinks
+from infoflow_kv.ops.spec import AttentionSpec, by_head, masked_logits, visible, with_sinks
 from infoflow_kv.shapes import Float, Int, Tensor
 
 Reduction = Literal["sum", "l2", "entropy"]
@@ -42,13 +42,15 @@ def attention_mass(
     outs = []
     for start in range(0, query.shape[1], ROWS_PER_STEP):
         part = query[:, start : start + ROWS_PER_STEP]
-        mask = visible(ranks[start : start + ROWS_PER_STEP], 0, filled, spec.window).repeat(group, 1)
+        part_ranks = ranks[start : start + ROWS_PER_STEP]
+        masked_from = int(part_ranks[0]) if spec.window is None else 0
+        mask = visible(part_ranks, masked_from, filled, spec.window).repeat(group, 1)
         logits = masked_logits(part.reshape(kv_heads, -1, part.shape[2]), keys[:, :filled], mask, spec)
         weights = torch.softmax(with_sinks(logits, spec, group), dim=-1)
-        seen_values = values[:, :filled]
-        outs.append((weights[..., :filled].to(values.dtype) @ seen_values).view(query.shape[0], part.shape[1], -1))
+        out = by_head(weights[..., :filled].to(values.dtype), values[:, :filled])
+        outs.append(out.view(query.shape[0], part.shape[1], -1))
         if reduction == "entropy":
-            seen = mask.sum(dim=-1).clamp_min(2).log()
+            seen = (mask.sum(dim=-1) + masked_from).clamp_min(2).log()
             focus = 1 - torch.special.entr(weights).sum(dim=-1) / seen
             weights = weights * focus.clamp_min(0)[..., None]
         weights = weights[..., :num_context]

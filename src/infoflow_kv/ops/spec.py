@@ -32,14 +32,27 @@ def visible(ranks: Int[Tensor, " rows"], start: int, stop: int, window: int | No
 def masked_logits(
     packed: Float[Tensor, "kv_heads packed head_dim"],
     keys: Float[Tensor, "kv_heads part head_dim"],
-    mask: Bool[Tensor, "packed part"],
+    mask: Bool[Tensor, "packed masked"],
     spec: AttentionSpec,
 ) -> Float[Tensor, "kv_heads packed part"]:
-    """float32 attention logits with scale, softcap and mask applied."""
-    logits = (packed * spec.scale @ keys.transpose(1, 2)).float()  # scaled first: float16 overflows at 65,504
+    """float32 attention logits with scale, softcap and mask applied; `mask` is that of the last slots, where all rows
+    see those before."""
+    # Scaled first: float16 overflows at 65,504.
+    logits = by_head(packed * spec.scale, keys.transpose(1, 2)).float()
     if spec.softcap is not None:
         logits = torch.tanh(logits / spec.softcap) * spec.softcap
-    return logits.masked_fill(~mask, float("-inf"))
+    logits[..., logits.shape[-1] - mask.shape[-1] :].masked_fill_(~mask, float("-inf"))
+    return logits
+
+
+def by_head(
+    left: Float[Tensor, "kv_heads packed _"], right: Float[Tensor, "kv_heads _ _"]
+) -> Float[Tensor, "kv_heads packed _"]:
+    """The product for each K/V head."""
+    if left.device.type == "cpu" and left.dtype == torch.bfloat16:
+        # The batched product would copy keys or values first, which are a part of a larger tensor.
+        return torch.stack([torch.mm(a, b) for a, b in zip(left, right, strict=True)])
+    return left @ right
 
 
 def with_sinks(

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from infoflow_kv.ops.forms import Form, choice_of_environment, known_choice, pick
 from infoflow_kv.ops.pieces import Piece, bias_of, cut, flash, in_pieces, merge_into
-from infoflow_kv.ops.products import by_products, pays, rows_of_block
+from infoflow_kv.ops.products import Block, blocks_of, by_products, pays, rows_of_block
 from infoflow_kv.ops.spec import AttentionSpec, masked_logits, visible, with_sinks
 from infoflow_kv.shapes import Float, Int, Tensor
 
@@ -44,6 +44,7 @@ class Staircase:
         self._cuts: dict[int | None, tuple[Piece, ...]] = {}
         self._biases: dict[tuple[int | None, int, torch.dtype], list[Tensor | None]] = {}
         self._masks: dict[int | None, BlockMask] = {}
+        self._blocks: tuple[int, tuple[Block, ...]] | None = None
 
     def attend(
         self,
@@ -69,9 +70,11 @@ class Staircase:
             return self._by_kernel(form, query, keys, values, spec, window)
         if form == "blocks" or not is_plain or not is_cpu:
             return in_blocks(query, keys, values, self.ranks, spec, window)
-        block_rows = rows_of_block(query.shape[0], steps[-1] + 1)
+        block_rows = rows_of_block(query.shape[0] // keys.shape[0], steps[-1] + 1)
         if window is None and query.dtype == torch.bfloat16 and block_rows and pays():
-            packed = by_products(pack(query, keys.shape[0]), keys, values, self.ranks, steps, spec.scale, block_rows)
+            if self._blocks is None or self._blocks[0] != block_rows:
+                self._blocks = block_rows, blocks_of(self.ranks, steps, block_rows, query.dtype)
+            packed = by_products(pack(query, keys.shape[0]), keys, values, self._blocks[1], spec.scale)
         elif contiguous:
             return _contiguous(query, keys[:, : steps[-1] + 1], values[:, : steps[-1] + 1], steps[0], spec.scale)
         else:
