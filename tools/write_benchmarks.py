@@ -19,7 +19,7 @@ Record = dict
 # What tells two records of one benchmark apart; the later of two that agree in all of it counts.
 SUBJECT = (
     "benchmark", "model", "dtype", "device", "threads", "token_ids_sha256", "engine", "arm", "budget", "state",
-    "heads", "kv_heads", "head_dim", "keys", "rows", "new_tokens",
+    "heads", "kv_heads", "head_dim", "keys", "rows", "new_tokens", "plans",
 )  # fmt: skip
 NAMES = {"plain": "Transformers, full prefill", "full": "this engine, full prefill", "none": "reuse, no repair"}
 STAGES = ("load", "assemble", "score", "repair", "rest")
@@ -119,9 +119,13 @@ def ceilings_of(records: Sequence[Record]) -> str:
     return table(("dtype", "weight products, GFLOP/s", "attention products, GFLOP/s", "copy, GB/s", "read, GB/s"), rows)
 
 
+def unplanned(records: Sequence[Record]) -> list[Record]:
+    return [r for r in records if not r.get("plans")]
+
+
 def ttft(records: Sequence[Record]) -> str:
     parts = ["## Time to first token", machines(records)]
-    for own in groups(records, "model", "dtype", "threads", "context_tokens").values():
+    for own in groups(unplanned(records), "model", "dtype", "threads", "context_tokens").values():
         rows = [
             (
                 arm_name(r),
@@ -156,7 +160,7 @@ def ttft(records: Sequence[Record]) -> str:
 
 
 def stages(records: Sequence[Record]) -> str:
-    staged = [r for r in records if r["stages"] and r["state"]]
+    staged = [r for r in unplanned(records) if r["stages"] and r["state"]]
     if not staged:
         return ""
     rows = []
@@ -169,10 +173,35 @@ def stages(records: Sequence[Record]) -> str:
     return "## Share of each stage\n\n" + table(("run", "arm", "chunks", "context tokens", *STAGES), rows, 3)
 
 
+def planner(records: Sequence[Record]) -> str:
+    """Short contexts and large budgets, where full prefill may be the quicker way."""
+    own = [r for r in records if r.get("plans") and r["state"]]
+    if not own:
+        return ""
+    rows = [
+        (
+            run_name(r),
+            f"{r['context_tokens']:,}",
+            arm_name(r),
+            r["state"],
+            number(r["ttft_seconds_median"]),
+            number(r.get("predicted_seconds")),
+            number(1 / r["times_sooner_than_full"]),
+            "full prefill" if r.get("picked_full") else "reuse",
+        )
+        for r in sorted(
+            own, key=lambda r: (run_name(r), r["context_tokens"], str(r["arm"]), r["budget"] or 0, r["state"])
+        )
+    ]
+    columns = ("run", "context tokens", "arm", "chunks", "TTFT, s", "predicted, s", "÷ full prefill's", "picked")
+    words = "Requests that may take full prefill instead of reuse, where that is predicted to be quicker by 5 % and a tenth of a second."
+    return "\n\n".join(["## The planner", words, table(columns, rows, 2)])
+
+
 def growth(records: Sequence[Record]) -> str:
     """TTFT over context length, arm by arm; a table for each model, as their lengths differ."""
     tables = []
-    for own in groups([r for r in records if r["state"] in (None, "warm-disk")], "model").values():
+    for own in groups([r for r in unplanned(records) if r["state"] in (None, "warm-disk")], "model").values():
         lengths = sorted({r["context_tokens"] for r in own})
         if len(lengths) < 2:
             continue
@@ -350,7 +379,7 @@ def compare(records: Sequence[Record]) -> str:
 
 
 SECTIONS: tuple[tuple[str, tuple[Callable[[Sequence[Record]], str], ...]], ...] = (
-    ("ttft", (ttft, stages, growth, kv_bytes)),
+    ("ttft", (ttft, stages, growth, planner, kv_bytes)),
     ("attention", (attention,)),
     ("ingest", (ingest,)),
     ("decode", (decode,)),

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Large tensors on huge pages, where Linux has them: a request's slots are hundreds of megabytes that are touched for the
-# first time. torch reads this once, before its first tensor; who has set it keeps what was set.
+# Large tensors on huge pages, where Linux has them: a request's slots are hundreds of megabytes, touched for the first
+# time. torch reads this once, before its first tensor; who has set it keeps what was set.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __all__ = [

@@ -34,7 +34,7 @@ from infoflow_kv.records import (
 )
 from infoflow_kv.repairing import repair
 from infoflow_kv.runs import Clock, Run, chunk_reports
-from infoflow_kv.speeds import find_speeds
+from infoflow_kv.speeds import Speeds, find_speeds
 from infoflow_kv.store import ChunkStore
 from infoflow_kv.supply import Parts, Supply
 
@@ -92,6 +92,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.plans = plans
+        self._speeds: Speeds | None = None  # read once they are known
         self.store = store
         self.recipe = make_recipe(
             model,
@@ -350,8 +351,10 @@ class Engine:
 
     def _plan(self, prompt: Prompt, recipe: Recipe, length: int) -> Plan | None:
         """What the request would take either way, where this engine plans and the machine's speeds are known."""
-        speeds = find_speeds(self.model) if self.plans else None
-        return None if speeds is None else plan_request(self.model, speeds, self._supply, prompt, recipe, length)
+        if not self.plans:
+            return None
+        self._speeds = self._speeds or find_speeds(self.model)
+        return plan_request(self.model, self._speeds, self._supply, prompt, recipe, length) if self._speeds else None
 
     def _find_kept(self, prompt: Prompt, recipe: Recipe, length: int) -> tuple[ContextKey | None, Kept | None]:
         """Under what the request's context is kept (None: not at all), and what is kept there already."""

@@ -36,6 +36,7 @@ class Setting:
     """What is measured and how often. `documents` are repeated, marked, where they are too few for a length.
 
     `model_name`: as the model was asked for. `environment`: the record of the machine. `seed` orders the documents.
+    `plans`: requests may take full prefill where that is predicted to be quicker.
     """
 
     model: LanguageModel
@@ -46,10 +47,11 @@ class Setting:
     warmup: int = 1
     chunk_tokens: int = 512
     seed: int = 0
+    plans: bool = False
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     def engine(self, store: ChunkStore | None = None, method: str = "infoflow", budget: float = 0.15) -> Engine:
-        return Engine(self.model, store, method=method, budget=budget, chunk_tokens=self.chunk_tokens)
+        return Engine(self.model, store, method=method, budget=budget, chunk_tokens=self.chunk_tokens, plans=self.plans)
 
     def request(self, tokens: int, num_new: int = 1) -> Request:
         """The request over about `tokens` context tokens, the same for the same setting.

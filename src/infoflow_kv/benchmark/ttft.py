@@ -21,6 +21,7 @@ from infoflow_kv.benchmark.work import (
     shape_of,
 )
 from infoflow_kv.prefilling import NEIGHBOUR
+from infoflow_kv.records import Usage
 
 STAGES = ("load", "assemble", "score", "repair")
 
@@ -83,6 +84,8 @@ def record_of(
         "ideal_seconds_at_full_rate": tidy(ideal),
         "ideal_seconds_at_ceilings": tidy(ceilings.seconds(shape, work, kv_bytes if arm.state else 0)),
         "stages": stages(own),
+        "plans": setting.plans,
+        **planned(own, usage),
         "cached_chunks": usage.cached_chunks if usage else 0,
         "reusable_tokens": usage.reusable_tokens if usage else 0,
         "recomputed_tokens": usage.recomputed_tokens if usage else 0,
@@ -110,6 +113,17 @@ def stages(timed: Timed[Outcome]) -> dict[str, float]:
         ttft - sum(float(getattr(timings, f"{stage}_seconds")) for stage in STAGES) for timings, ttft in runs
     )
     return {stage: tidy(seconds) for stage, seconds in (found | {"rest": rest}).items()}
+
+
+def planned(timed: Timed[Outcome], usage: Usage | None) -> dict[str, Any]:
+    """What the planner said of the arm, where it was asked: median predicted seconds, and whether full prefill ran."""
+    predictions = [o.timings.predicted_seconds for o in timed.results if o.timings is not None]
+    if usage is None or not any(predictions):
+        return {}
+    return {
+        "predicted_seconds": tidy(statistics.median(predictions)),
+        "picked_full": usage.prefilled_tokens == usage.context_tokens,
+    }
 
 
 def mean_rank(outcome: Outcome, context_tokens: int) -> float | None:

@@ -159,6 +159,7 @@ def open_setting(
     warmup: int,
     chunk_tokens: int,
     seed: int,
+    plans: bool = False,
 ) -> "Setting":
     """The model, loaded, and everything beside it. OptionError, DocumentError for what cannot be measured."""
     from infoflow_kv.benchmark.context import Setting
@@ -176,9 +177,15 @@ def open_setting(
         warmup=warmup,
         chunk_tokens=chunk_tokens,
         seed=seed,
+        plans=plans,
         environment=environment(device),
     )
     setting.engine()  # refuses a chunk length at once
+    if plans:
+        from infoflow_kv.speeds import find_speeds, keep_speeds, measure_speeds
+
+        if find_speeds(setting.model) is None:
+            keep_speeds(setting.model, measure_speeds(setting.model))
     return setting
 
 

@@ -22,12 +22,23 @@ States = Annotated[
     ),
 ]
 
+Plans = Annotated[
+    bool,
+    typer.Option(
+        "--plan",
+        help="Let requests take full prefill where that is predicted to be quicker, as `ask` does. The machine's "
+        "speeds are measured first where they are not known.",
+        rich_help_panel="Request",
+    ),
+]
+
 
 def ttft(
     tokens: given.Tokens = given.TOKENS,
     methods: given.Methods = given.METHODS,
     budgets: given.Budgets = given.BUDGETS,
     states: States = given.STATES,
+    plan: Plans = False,
     documents: given.Documents = None,
     question: given.Question = None,
     repeats: given.Repeats = given.REPEATS,
@@ -53,6 +64,7 @@ def ttft(
         infoflow-kv bench ttft
         infoflow-kv bench ttft --tokens 1000,8000 --budgets .05,.15,.30 --out ttft.jsonl
         infoflow-kv bench ttft --methods none,infoflow --states warm-disk --threads 2
+        infoflow-kv bench ttft --tokens 256,512 --budgets .15,.9 --states warm-memory --plan
     """
     given.check_rounds(repeats, warmup, threads)
     wanted, budget_list = given.lengths(tokens), given.shares(budgets)
@@ -64,7 +76,7 @@ def ttft(
 
     make_arms(method_list, budget_list, state_list)  # refuses unknown names before the model is loaded
     setting = given.open_setting(
-        model, dtype, device, read, repeats=repeats, warmup=warmup, chunk_tokens=chunk_tokens, seed=seed
+        model, dtype, device, read, repeats=repeats, warmup=warmup, chunk_tokens=chunk_tokens, seed=seed, plans=plan
     )
     for length in wanted:
         setting.request(length)  # a length over the window is refused before anything is measured
