@@ -63,6 +63,7 @@ check: setup
 	$(VENV)/bin/python tools/check_sizes.py
 	$(VENV)/bin/python tools/check_docs.py
 	$(VENV)/bin/python tools/write_methods.py --check
+	$(VENV)/bin/python tools/write_models.py --check
 	$(VENV)/bin/python tools/write_results.py --check
 	$(VENV)/bin/python tools/write_numbers.py --check
 	$(VENV)/bin/python tools/write_benchmarks.py --check
@@ -74,6 +75,7 @@ format: setup
 docs: setup
 	$(VENV)/bin/python tools/check_docs.py --write
 	$(VENV)/bin/python tools/write_methods.py
+	$(VENV)/bin/python tools/write_models.py
 	$(VENV)/bin/python tools/write_results.py
 	$(VENV)/bin/python tools/write_numbers.py
 	$(VENV)/bin/python tools/write_benchmarks.py

@@ -281,13 +281,47 @@ def test_methods(cli: Cli) -> None:
 
 
 def test_models(cli: Cli) -> None:
-    [record] = cli("models", "--json").records
+    records = cli("models", "--json").records
+    [record] = [r for r in records if r["kind"] == "built-in"]
     assert record["name"] in EMBEDDED
     assert (record["cached"], record["licence"]) == (False, "Apache-2.0")
+    tested = [r for r in records if r["kind"] == "family"]
+    assert tested[0] == {
+        "kind": "family",
+        "name": "Llama",
+        "class": "LlamaForCausalLM",
+        "rope": ["default"],
+        "traits": [],
+    }
     result = cli("models")
     assert (result.code, result.err) == (0, "")
-    for word in (*EMBEDDED, "fetched at first use", "FOLDER", "OWNER/NAME", "gguf:FILE"):
+    for word in (*EMBEDDED, "fetched at first use", "FOLDER", "OWNER/NAME", "gguf:FILE", "docs/models.md"):
         assert word in result.out
+    shown = " ".join(result.out.split())
+    assert all(r["name"] in shown for r in tested)
+    assert max(len(line) for line in result.out.splitlines()) <= 120
+
+
+def test_models_of_a_name(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
+    record = cli("models", tiny_model, "--json").record
+    assert (record["class"], record["layers"], record["rope"]) == ("LlamaForCausalLM", 4, ["default"])
+    assert (record["traits"], record["windowed_layers"], record["reach_tokens"]) == ([], 0, None)
+    assert record["probe_error"] < 1e-5
+    shown = cli("models", tiny_model)
+    assert shown.code == 0
+    assert "none beside Llama's" in shown.out
+    assert "windows" not in shown.out
+    assert cli("models", tmp_path).code == 2
+
+
+def test_models_says_what_windows_mean_for_repair(cli: Cli, tmp_path: Path) -> None:
+    tiny.hf_model("gemma3").save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    advice = "2 of 4 layers see at most 24 tokens: repair there mends only tokens within 24 of a chunk's start"
+    record = cli("models", tmp_path, "--json").record
+    assert (record["windowed_layers"], record["window_tokens"], record["reach_tokens"]) == (2, 24, None)
+    assert record["advice"] == advice
+    assert advice in cli("models", tmp_path).out
 
 
 # ---- store ----

@@ -2,20 +2,11 @@
 
 import pytest
 import torch
-import transformers as tf
 
+import families
 import tiny
 from infoflow_kv.errors import ComputeError, UnsupportedModelError
 from infoflow_kv.models import hooks, wrap
-from tolerance import TINY_LOGITS
-
-
-@pytest.mark.parametrize("family", tiny.CONFIGS)
-def test_supported_families(family):
-    model = wrap(tiny.hf_model(family), tiny.tokenizer(), family)
-    assert model._support.max_error <= TINY_LOGITS
-    assert model.num_kv_heads == 2
-    assert model.stop_ids == {2}
 
 
 def test_layers_without_rope_are_found_by_poison():
@@ -27,42 +18,12 @@ def test_windows_are_read_per_layer():
     assert wrap(tiny.hf_model("mistral-window"), tiny.tokenizer(), "x")._support.windows == (96,) * 4
 
 
-SMALL = {"vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-MLA = {
-    **{"moe_intermediate_size": 32, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
-    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32},
-}
-REFUSED = {
-    "gpt2": (lambda: tf.GPT2Config(vocab_size=400, n_embd=64, n_layer=2, n_head=4, **IDS), "no rotary position"),
-    "falcon": (lambda: tf.FalconConfig(**SMALL), "AttentionInterface"),
-    "bloom": (lambda: tf.BloomConfig(vocab_size=400, hidden_size=64, n_layer=2, n_head=4), "AttentionInterface"),
-    "mamba": (
-        lambda: tf.MambaConfig(vocab_size=400, hidden_size=64, num_hidden_layers=2),
-        "whose state cannot be moved",
-    ),
-    "deepseek": (
-        lambda: tf.DeepseekV3Config(**SMALL, intermediate_size=64, num_key_value_heads=4, **MLA),
-        "latent \\(MLA\\)",
-    ),
-    "t5": (
-        lambda: tf.T5Config(vocab_size=400, d_model=64, num_layers=2, num_heads=4, d_ff=64, d_kv=16),
-        "encoder-decoder",
-    ),
-}
-IDS = {"bos_token_id": 0, "eos_token_id": 2}
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_refused_with_the_reason_in_one_line(family):
-    make, reason = REFUSED[family]
-    config = make()
-    auto = tf.AutoModelForSeq2SeqLM if family == "t5" else tf.AutoModelForCausalLM
-    hf = auto.from_config(config).eval()
-    before = hf.config._attn_implementation
-    with pytest.raises(UnsupportedModelError, match=reason) as caught:
-        wrap(hf, tiny.tokenizer(), family)
-    assert "\n" not in str(caught.value)
-    assert hf.config._attn_implementation == before
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "gemma2"])
+def test_what_rounding_tips_over_is_no_reason_to_refuse(name, dtype):
+    """With some tokens a router of this gpt-oss picks another expert in 16 bits, which is a large and honest error."""
+    model = wrap(families.hf_model(families.FAMILIES[name]).to(dtype), tiny.tokenizer(), name)
+    assert model._support.max_error < 0.05
 
 
 def test_wrong_positions_are_caught_by_numbers_not_by_names(monkeypatch):
@@ -165,13 +126,3 @@ def test_rope_regime_changes_only_where_frequencies_do():
     assert dynamic.rope_regime(10) != dynamic.rope_regime(300)
     # Kept state of one request must not leak into the next.
     assert dynamic.rope_regime(10) == dynamic.rotary().fingerprint(10) + dynamic._support.windows_tag
-
-
-def test_a_layer_that_attends_twice_is_refused_at_load():
-    """Its second attention would overwrite the K/V of the first: found at load, not in a request."""
-    from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
-
-    torch.manual_seed(0)
-    hf = DiffLlamaForCausalLM(DiffLlamaConfig(**tiny.SIZES)).eval()
-    with pytest.raises(UnsupportedModelError, match="not supported"):
-        wrap(hf, tiny.tokenizer(), "diff")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from infoflow_kv.errors import InfoFlowError, ModelError, OptionError, unknown_name
+from infoflow_kv.errors import InfoFlowError, ModelError, OptionError, UnsupportedModelError, unknown_name
 from infoflow_kv.models.embedded import EMBEDDED, cache_folder, ensure_embedded
 from infoflow_kv.models.fingerprint import tokenizer_fingerprint
 from infoflow_kv.models.gguf import convert_gguf
@@ -50,8 +51,9 @@ def load(
     text = str(name)
     folder = find(text, progress or logger.info)
     try:
+        refuse_remote_code(text, PreTrainedConfig.get_config_dict(folder)[0])
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        refuse_remote_code(text, folder, config)
+        refuse_encoder(text, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -143,10 +145,23 @@ def check_folder(path: Path) -> None:
         raise ModelError(f"folder '{path}' has no .safetensors weights; pickled weights (.bin, .pt) are never read")
 
 
-def refuse_remote_code(name: str, folder: str, config: Any) -> None:
-    """ModelError for models whose own code would have to run."""
-    if getattr(config, "auto_map", None):
-        raise ModelError(f"model '{name}' wants code of its own to run (auto_map in its config), which is never done")
+def refuse_remote_code(name: str, config: dict[str, Any]) -> None:
+    """ModelError for models whose own code would have to run; Transformers' own message would ask for an option that
+    is not given here."""
+    if config.get("auto_map"):
+        kind = str(config.get("model_type", ""))
+        hint = f"; to use Transformers' own '{kind}' instead, remove auto_map" if kind in CONFIG_MAPPING else ""
+        raise ModelError(
+            f"model '{name}' wants code of its own to run (auto_map in its config.json), which is never done{hint}"
+        )
+
+
+def refuse_encoder(name: str, config: Any) -> None:
+    """UnsupportedModelError for models that are no decoder alone."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"model '{name}' is not supported: it is an encoder-decoder model; a decoder-only model is needed"
+        )
 
 
 def refuse_incomplete(name: str, report: Any) -> None:

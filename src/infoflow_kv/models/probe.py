@@ -1,11 +1,13 @@
 """The support probe: decides by numbers, at load, whether a model's KV can be moved; never by a list of names.
 
-Three steps, each with its own reason for refusal: what the model declares; which layers rotate (a forward with NaN
-instead of cos and sin shows where RoPE arrives); and 24 random tokens through our path against the model's own
-attention at two places, also cut in two chunks, and with all rows but the last ones left behind before the last layer.
+Four steps, each with its own reason for refusal: what the model declares; which layers rotate (a forward with NaN
+instead of cos and sin shows where RoPE arrives); whether keys and values before RoPE are the same at another place; and
+24 random tokens through our path against the model's own attention at two places, also cut in two chunks, with all rows
+but the last ones left behind before the last layer, and with windows so narrow that they matter to 24 tokens.
 """
 
 import copy
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +28,17 @@ from infoflow_kv.models.rotary import (
     is_stateful,
     takes_layer_type,
 )
+from infoflow_kv.models.windows import NARROW_TOKENS, Windows, narrowed, obeys, through
+from infoflow_kv.models.windows import layer_windows as layer_windows  # the evaluation asks the probe for it
 from infoflow_kv.ops import staircase_attention
 from infoflow_kv.shapes import Float, Tensor
 
 PROBE_TOKENS = 24
 # Correct models stay far below, wrong ones (absolute positions, wrong rotation) give 0.5 and more.
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}
+# In 16 bits a router between experts may tip over in a token or two, by rounding alone; a wrong model is wrong with any
+# tokens.
+DRAWS = {torch.float32: 1, torch.float16: 4, torch.bfloat16: 4}
 LAYER_KINDS = {"full_attention", "sliding_attention"}
 
 
@@ -47,7 +54,7 @@ class Support:
     apply_rotary: ApplyRotary
     layer_types: tuple[str | None, ...]
     rotated_layers: tuple[bool, ...]
-    windows: tuple[int | None, ...]
+    windows: Windows
     length_matters: bool
     rotates_anew: bool
     needs_eager: bool
@@ -146,17 +153,21 @@ def measure(hf: Any, rotary_module: torch.nn.Module, attentions: dict[int, torch
     kinds = list(getattr(config, "layer_types", None) or [None] * num_layers)
     layer_types = tuple(kinds) if takes_layer_type(rotary_module) else (None,) * num_layers
     windows = layer_windows(config, kinds, num_layers)
+    if any(windows) and not obeys(plain_copy(hf, rotary_module, "eager"), random_ids(hf)):
+        windows = (None,) * num_layers
     seen = rotated_layers(hf, windows)
     rotated, shapes = seen.rotated, seen.shapes
     if len(set(shapes)) != 1 or shapes[0][1] != shapes[0][2]:
         raise refuse(hf, f"keys and values differ in shape between or inside layers ({sorted(set(shapes))})")
     (num_heads, *_), (num_kv_heads, head_dim), _ = shapes[0]
+    refuse_bound_keys(hf, windows, starts(hf))
     apply = apply_function(attentions[0])
     if apply is None and any(rotated):
         raise refuse(hf, "its model file has no apply_rotary_pos_emb")
     best = float("inf")
-    for candidate in (apply, apply_partly(apply)) if apply is not None else ():
-        error = try_rotation(hf, rotary_module, candidate, layer_types, rotated, windows)
+    candidates = (apply, apply_partly(apply)) if apply is not None else ()
+    for candidate, draw in itertools.product(candidates, range(DRAWS[hf.dtype])):
+        error = try_rotation(hf, random_ids(hf, draw), rotary_module, candidate, layer_types, rotated, windows)
         best = min(best, error)
         if error <= TOLERANCE[hf.dtype]:
             return Support(
@@ -170,18 +181,24 @@ def measure(hf: Any, rotary_module: torch.nn.Module, attentions: dict[int, torch
     )
 
 
-def layer_windows(config: Any, kinds: list[str | None], num_layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer, from the config's layer types where it has them."""
-    window = getattr(config, "sliding_window", None)
-    if kinds[0] is None:
-        uses = getattr(config, "use_sliding_window", True)
-        return (int(window) if window and uses else None,) * num_layers
-    return tuple(int(window) if kind == "sliding_attention" and window else None for kind in kinds)
-
-
-def random_ids(hf: Any) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
+def random_ids(hf: Any, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, hf.config.get_text_config().vocab_size, (PROBE_TOKENS,), generator=generator).to(hf.device)
+
+
+def starts(hf: Any) -> tuple[int, int]:
+    """The two places where the model is measured: first position, and one far away from it."""
+    return 0, min(333, hf.config.max_position_embeddings - PROBE_TOKENS)
+
+
+class Still:
+    """Rotates nothing."""
+
+    def rotate(self, layer: int, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return query, key
+
+    def at(self, index: Tensor) -> "Still":
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +210,7 @@ class Seen:
     needs_eager: bool
 
 
-def rotated_layers(hf: Any, windows: tuple[int | None, ...]) -> Seen:
+def rotated_layers(hf: Any, windows: Windows) -> Seen:
     """Which layers rotate, found by poison.
 
     cos and sin are NaN here: keys that come out NaN were rotated. Attention returns zeros: later layers stay clean.
@@ -203,30 +220,68 @@ def rotated_layers(hf: Any, windows: tuple[int | None, ...]) -> Seen:
     shapes: list[tuple[Any, ...]] = [()] * num_layers
     special: set[int] = set()
 
-    class Poison:
+    class Poison(Still):
         def rotate(self, layer: int, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
             rotated[layer] = bool(key.isnan().any())
             return query, key
-
-        def at(self, index: Tensor) -> "Poison":
-            return self
 
     def attend(given: hooks.AttentionInput) -> Tensor:
         q, k, v = given.query, given.raw_key, given.value
         shapes[given.layer] = ((q.shape[0], q.shape[2]), (k.shape[0], k.shape[2]), (v.shape[0], v.shape[2]))
         if given.spec.softcap is not None or given.spec.sinks is not None:
             special.add(given.layer)
-        return torch.zeros_like(q)
+        return no_output(given)
 
     def poison(module: torch.nn.Module, args: Any, output: Any) -> Any:
         return torch.full_like(output[0], float("nan")), torch.full_like(output[1], float("nan"))
 
     handle = find_rotary(hf.get_decoder()).register_forward_hook(poison)
+    call = hooks.AttentionCall(Poison(), attend, windows)
     try:
-        run(hf, random_ids(hf), torch.arange(PROBE_TOKENS), hooks.AttentionCall(Poison(), attend, windows))
+        run(hf, random_ids(hf), torch.arange(PROBE_TOKENS), call)
+    except ComputeError as error:
+        if call.layers_seen:
+            raise
+        raise refuse(
+            hf, "its layers bring masks of their own to attention, or do not hand on the keywords it needs"
+        ) from error
     finally:
         handle.remove()
+    if call.layers_seen != list(range(num_layers)):
+        raise refuse(hf, f"attention runs in layers {call.layers_seen} of {num_layers}; expected each once, in order")
     return Seen(tuple(rotated), shapes, bool(special))
+
+
+def no_output(given: hooks.AttentionInput) -> Tensor:
+    """Zeros for what a layer's attention gives: no later layer then depends on positions or on other tokens."""
+    return given.query.new_zeros(*given.query.shape[:2], given.value.shape[2])
+
+
+def refuse_bound_keys(hf: Any, windows: Windows, starts: tuple[int, int]) -> None:
+    """UnsupportedModelError where keys before RoPE, or values, are not the same at two places.
+
+    Such models rotate by tables that `rotary_emb` did not give, or add positions elsewhere. Their logits are right all
+    the same, as every row is computed where it stands; only what is stored and moved would be wrong.
+    """
+    found: list[list[Tensor]] = []
+    for start in starts:
+        here: list[Tensor] = []
+        found.append(here)
+
+        def attend(given: hooks.AttentionInput, here: list[Tensor] = here) -> Tensor:
+            here.append(torch.cat([given.raw_key, given.value]).float())
+            return no_output(given)
+
+        run(
+            hf, random_ids(hf), torch.arange(start, start + PROBE_TOKENS), hooks.AttentionCall(Still(), attend, windows)
+        )
+    errors = [float((a - b).abs().max() / a.abs().max().clamp_min(1e-12)) for a, b in zip(*found, strict=True)]
+    bound = [layer for layer, error in enumerate(errors) if not error <= TOLERANCE[hf.dtype]]
+    if bound:
+        raise refuse(
+            hf,
+            f"keys or values of layers {bound} depend on the position in a way that does not come from its rotary_emb",
+        )
 
 
 def run(hf: Any, ids: Tensor, positions: Tensor, call: hooks.AttentionCall) -> Float[Tensor, "rows vocab"]:
@@ -238,27 +293,34 @@ def run(hf: Any, ids: Tensor, positions: Tensor, call: hooks.AttentionCall) -> F
 
 def try_rotation(
     hf: Any,
+    ids: Tensor,
     rotary_module: torch.nn.Module,
     apply: ApplyRotary,
     layer_types: tuple[str | None, ...],
     rotated: tuple[bool, ...],
-    windows: tuple[int | None, ...],
+    windows: Windows,
 ) -> float:
-    """Largest relative logit error of our path against the model's own attention, at positions 0.. and 333.. ."""
-    ids = random_ids(hf)
+    """Largest relative logit error of our path against the model's own attention, at positions 0.. and 333.., and with
+    narrow windows where it has some."""
     plain = plain_copy(hf, rotary_module, "eager")
+    two = two_chunks(PROBE_TOKENS // 2)
+    is_windowed = any(window and window > NARROW_TOKENS for window in windows)
     worst = 0.0
-    for start in (0, min(333, hf.config.max_position_embeddings - PROBE_TOKENS)):
+    for start, is_narrow in [(start, False) for start in starts(hf)] + [(0, True)] * is_windowed:
         positions = torch.arange(start, start + PROBE_TOKENS, device=hf.device)
+        if is_narrow:  # last: it stays narrow
+            plain.config.get_text_config().sliding_window = NARROW_TOKENS
         rotary = Rotary(rotary_module, layer_types, rotated, apply, hf.dtype, hf.device)
         try:
-            call = hooks.AttentionCall(rotary.tables(positions), two_chunks(PROBE_TOKENS // 2), windows)
+            attend = through(narrowed(windows), two) if is_narrow else two
+            call = hooks.AttentionCall(rotary.tables(positions), attend, windows)
             ours = run(hf, ids, positions, call)
         except RuntimeError:
             return float("inf")
         with torch.inference_mode():
             theirs = plain(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0].float()
-            shorter = [rows_short_of(hf, ids, positions, rotary.tables(positions), windows, count) for count in (1, 3)]
+            counts = () if is_narrow else (1, 3)
+            shorter = [rows_short_of(hf, ids, positions, rotary.tables(positions), windows, count) for count in counts]
         for found in (ours, *shorter):
             if found is None:
                 return float("inf")
@@ -271,7 +333,7 @@ def try_rotation(
 
 
 def rows_short_of(
-    hf: Any, ids: Tensor, positions: Tensor, tables: RotaryTables, windows: tuple[int | None, ...], count: int
+    hf: Any, ids: Tensor, positions: Tensor, tables: RotaryTables, windows: Windows, count: int
 ) -> Float[Tensor, "rows vocab"] | None:
     """Logits of the last `count` rows where the others leave nothing but K/V in the last layer, as in every request;
     None where a layer does not come by exactly once, or will not run for some of the rows."""
