@@ -1,6 +1,5 @@
 """InfoFlow KV: answers over your own documents from chunk KV that was computed once."""
 
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
     from infoflow_kv.store import DiskStore, MemoryStore
 
 __version__ = "0.1.0"
-
-# Large tensors on huge pages, where Linux has them: a request's slots are hundreds of megabytes, touched for the first
-# time. torch reads this once, before its first tensor; who has set it keeps what was set.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __all__ = [
     "METHODS",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infoflow_kv.models import LanguageModel, RotaryTables
-from infoflow_kv.positions import assemble, scoring_positions
+from infoflow_kv.positions import assemble, cells_of, places_of, scoring_positions
 from infoflow_kv.recipes import Recipe
 from infoflow_kv.records import Context, Prompt, Selection
 from infoflow_kv.reorder import chunk_order
@@ -76,11 +76,30 @@ def choose(request: Request, context: Context, tables: RotaryTables) -> Choice:
         return Choice(everything, deviation)
     if method.selector is None:
         return Choice(nothing)
+    chosen_among = candidates(context, recipe.repair_tokens)
     if recipe.budget.share == 1 and recipe.budget.cover is None and count < 0:  # everything: no scores needed
-        return Choice(everything, rule)
+        return Choice(everything if chosen_among is None else Selection(chosen_among), rule)
     scored = (context, tables) if recipe.geometry == "GLOBAL" else scoring_context(request, context.exact_tokens)
     scores = score(request, *scored)
-    return Choice(take(scores, recipe.budget, context, recipe.allocation, count), rule)
+    if chosen_among is None:
+        return Choice(take(scores, recipe.budget, context, recipe.allocation, count), rule)
+    wanted = min(count, chosen_among.numel()) if count >= 0 else recipe.budget.count(scores[chosen_among])
+    below = torch.full_like(scores, float(scores.min()) - 1)
+    below[chosen_among] = scores[chosen_among]
+    selection = take(below, recipe.budget, context, recipe.allocation, wanted)
+    reason = f"{wanted} of {chosen_among.numel()} {recipe.repair_tokens} tokens"
+    return Choice(replace(selection, scores=scores, reason=reason), rule)
+
+
+def candidates(context: Context, tokens: str) -> "Tensor | None":
+    """The slots that may be chosen of a kind of tokens, ascending; None where all may be."""
+    if tokens == "all":
+        return None
+    is_wanted = torch.full((context.num_tokens,), tokens == "text", device=context.keys.device)
+    if context.visual is not None:
+        is_wanted[context.visual.slots] = tokens == "visual"
+    is_wanted[: context.exact_tokens] = False
+    return torch.nonzero(is_wanted)[:, 0]
 
 
 def fixed_count(recipe: Recipe, context: Context) -> int:
@@ -95,12 +114,13 @@ def scoring_context(request: Request, exact_tokens: int) -> tuple[Context, Rotar
     """The parts at the geometry's positions, with their tables: for scoring, never for repair or decoding."""
     model, parts = request.model, request.parts
     head_tokens = parts.head.num_tokens if parts.head is not None else 0
-    lengths = [part.num_tokens for part in parts.chunks]
+    lengths = places_of(request.prompt.chunks)
     origin = len(parts.chunks[0].identity.head_ids) if parts.chunks else 0
     num_prompt = int(request.suffix.shape[0])
     positions = scoring_positions(request.recipe.geometry, head_tokens, lengths, origin, num_prompt)
     tables = model.rotary().tables(positions)
-    return assemble(model, parts.all, tables, int(positions.shape[0]), exact_tokens), tables
+    context = assemble(model, parts.all, tables, int(positions.shape[-1]), exact_tokens)
+    return replace(context, cells=cells_of(request.prompt)), tables
 
 
 def score(request: Request, context: Context, tables: RotaryTables) -> "Tensor":

@@ -60,7 +60,7 @@ def decode(
     """The new token ids one after the other, the end token included; ends after it or after `max_new_tokens`.
 
     `num_filled`: slots filled so far (context + prompt). Each new token is written into the next slot, at the next
-    position.
+    position, which is not the slot's number where images stand before it.
     """
     logits = first_logits
     for step in range(max_new_tokens):
@@ -72,7 +72,8 @@ def decode(
         if int(rank) >= context.keys.shape[2]:
             raise ComputeError(f"no slot left for new token {step + 1}: the context has {context.keys.shape[2]} slots")
         new = torch.tensor([token], device=model.device)
-        out = forward_rows(model, new, rank, rank, rotary.tables(rank), context.keys, context.values, num_logits=1)
+        tables = rotary.tables(rank + context.shift)
+        out = forward_rows(model, new, rank, rank, tables, context.keys, context.values, num_logits=1)
         if out is None:
             raise ComputeError("the decode forward ended early")
         logits = out[-1]

@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING
 import torch
 
 from infoflow_kv.choosing import Choice, Request, choose, order_chunks, permuted
-from infoflow_kv.chunking import MIN_CHUNK_TOKENS, Documents, TextEncoder, as_document, layout, listed, render, split
+from infoflow_kv.chunking import (
+    MIN_CHUNK_TOKENS,
+    Documents,
+    TextEncoder,
+    as_document,
+    chunks_of,
+    layout,
+    listed,
+    render,
+)
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
 from infoflow_kv.kept import ContextKey, Kept, KeptContexts, Trace
 from infoflow_kv.models import LanguageModel
 from infoflow_kv.planning import Plan, plan_request
-from infoflow_kv.positions import assemble_one_by_one, request_tables, reserve
+from infoflow_kv.positions import assemble_one_by_one, cells_of, request_positions, reserve
 from infoflow_kv.prefilling import NEIGHBOUR
 from infoflow_kv.recipes import Recipe, change, make_recipe
 from infoflow_kv.records import (
@@ -33,7 +42,7 @@ from infoflow_kv.records import (
     Usage,
 )
 from infoflow_kv.repairing import repair
-from infoflow_kv.runs import Clock, Run, chunk_reports
+from infoflow_kv.runs import Clock, Run, answer_of
 from infoflow_kv.speeds import Speeds, find_speeds
 from infoflow_kv.store import ChunkStore
 from infoflow_kv.supply import Parts, Supply
@@ -59,7 +68,8 @@ class Engine:
     put `Question:` before the question; without, it brings all words behind the documents with it. `kept_bytes`: keep
     up to so many bytes of repaired contexts on the model's device, for follow-up questions over the same documents,
     whose answers then depend on what was asked before. `plans`: full prefill where that is predicted to be quicker,
-    from the speeds that `infoflow-kv ingest` measured on this machine.
+    from the speeds that `infoflow-kv ingest` measured here. `tiles`: images are prefilled in k × k tiles (1: whole).
+    `repair_tokens`: recompute among `visual`, `text` or `all` tokens; the budget is a share of these.
 
     Raises OptionError for anything outside its range. Safe to share between threads.
 
@@ -89,8 +99,11 @@ class Engine:
         labels: bool = True,
         kept_bytes: int = 0,
         plans: bool = False,
+        tiles: int = 1,
+        repair_tokens: str = "all",
     ) -> None:
         self.model = model
+        self.tiles = tiles
         self.plans = plans
         self._speeds: Speeds | None = None  # read once they are known
         self.store = store
@@ -105,6 +118,7 @@ class Engine:
             chunk_floor=chunk_floor,
             chunk_cap=chunk_cap,
             repair_layers=repair_layers,
+            repair_tokens=repair_tokens,
         )
         self._layers = layers
         self.chunk_tokens = check_chunk_tokens(chunk_tokens, model.window_tokens)
@@ -157,7 +171,7 @@ class Engine:
 
     def split(self, document: Document | str) -> tuple[Chunk, ...]:
         """The chunks of one document."""
-        return split(as_document(document), self.encoder, self.chunk_tokens)
+        return chunks_of(as_document(document), self.encoder, self.chunk_tokens, self.model.vision, self.tiles)
 
     def identify(self, chunk: Chunk) -> ChunkIdentity:
         """The identity under which this engine stores and finds a chunk."""
@@ -227,7 +241,7 @@ class Engine:
         done = time.perf_counter()
         timings = replace(run.timings, ttft_seconds=first - start, decode_seconds=done - first)
         self.keep(run)
-        yield Piece(rest, self._result(run, assembler, timings))
+        yield Piece(rest, answer_of(run, self.model.name, assembler, timings))
 
     def prompt(self, question: str, documents: Documents) -> Prompt:
         """The token ids of a request, the same for every method."""
@@ -264,7 +278,7 @@ class Engine:
         rotary = self.model.rotary()
         num_context, forced = prompt.context_tokens, len(forced_ids)
         num_rows = len(prompt.suffix_ids) + forced
-        tables = request_tables(rotary, num_context, num_rows)
+        tables = rotary.tables(request_positions(prompt, num_rows))
         num_slots = prompt.num_tokens + num_new
         suffix = torch.tensor(prompt.suffix_ids, device=self.model.device)
 
@@ -282,18 +296,20 @@ class Engine:
             order = order_chunks(request)
             prompt, parts = permuted(prompt, order), parts.reordered(order)
             request = replace(request, prompt=prompt, parts=parts, sensitivity=parts.sensitivity())
+            tables = rotary.tables(request_positions(prompt, num_rows))  # images of other sizes now stand before others
         clock.mark("reorder")
         if kept is not None:
             context = kept.context(self.model, num_slots)
         elif reuse:
-            exact = self._supply.exact_tokens(parts, num_context + num_rows)
+            exact = self._supply.exact_tokens(parts, num_context + num_rows, prompt.chunks)
             identities, taken = parts.identities, iter(parts.all)
             if recipe.geometry == "GLOBAL":  # no other geometry will assemble them again
                 taken, parts = parts.hand_over()
                 request = replace(request, parts=parts)
-            context = assemble_one_by_one(self.model, identities, taken, tables, num_slots, exact)
+            built = assemble_one_by_one(self.model, identities, taken, tables, num_slots, exact)
+            context = replace(built, cells=cells_of(prompt))
         else:
-            context = reserve(self.model, prompt, num_slots)
+            context = reserve(self.model, prompt, num_slots, self._supply.inputs(prompt))
         clock.mark("assemble")
         if reuse:
             choice = choose(request, context, tables)
@@ -351,9 +367,7 @@ class Engine:
 
     def _plan(self, prompt: Prompt, recipe: Recipe, length: int) -> Plan | None:
         """What the request would take either way, where this engine plans and the machine's speeds are known."""
-        if not self.plans:
-            return None
-        self._speeds = self._speeds or find_speeds(self.model)
+        self._speeds = (self._speeds or find_speeds(self.model)) if self.plans else None
         return plan_request(self.model, self._speeds, self._supply, prompt, recipe, length) if self._speeds else None
 
     def _find_kept(self, prompt: Prompt, recipe: Recipe, length: int) -> tuple[ContextKey | None, Kept | None]:
@@ -375,23 +389,6 @@ class Engine:
                 f"{prompt_tokens} prompt tokens and {max_new_tokens} new ones cross the length at which this model "
                 "changes its rotary frequencies (longrope); ask for fewer new tokens, or give more documents"
             )
-
-    def _result(self, run: Run, assembler: TextAssembler, timings: Timings) -> Answer:
-        assert assembler.reason is not None
-        unstored = f"{run.unstored} chunks could not be stored; see the log" if run.unstored else ""
-        notices = tuple(notice for notice in (unstored, run.selection.reason) if notice)
-        return Answer(
-            text=assembler.text.strip(),
-            method=run.method.name,
-            model=self.model.name,
-            stop_reason=assembler.reason,
-            usage=replace(run.usage, new_tokens=len(assembler.token_ids)),
-            timings=timings,
-            chunks=chunk_reports(run),
-            token_ids=tuple(assembler.token_ids),
-            selection=run.selection,
-            notices=notices,
-        )
 
 
 def check_chunk_tokens(chunk_tokens: int, window_tokens: int) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from infoflow_kv.errors import ComputeError, OptionError
 from infoflow_kv.models import LanguageModel
-from infoflow_kv.records import ChunkIdentity, Context, Selection, Span
+from infoflow_kv.records import ChunkIdentity, Context, Selection, Span, VisualRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,10 +37,14 @@ class Kept:
     exact_tokens: int
     repaired: "Tensor"
     sensitivity: "Tensor | None" = None
+    visual: VisualRows | None = None
+    shift: int = 0
+    cells: "tuple[Tensor, ...]" = ()
 
     @property
     def num_bytes(self) -> int:
-        return sum(int(t.nbytes) for t in (self.keys, self.values, self.sensitivity) if t is not None)
+        seen = () if self.visual is None else (self.visual.embeddings, self.visual.layer_rows)
+        return sum(int(t.nbytes) for t in (self.keys, self.values, self.sensitivity, *seen) if t is not None)
 
     def without(self, chosen: Selection) -> Selection:
         """Those of the chosen rows that still have to be repaired. All of them where everything was chosen: only then
@@ -57,7 +61,7 @@ class Kept:
         keys, values = model.empty_slots(num_slots)
         keys[:, :, :num_context] = self.keys[:, :, :num_context]
         values[:, :, :num_context] = self.values[:, :, :num_context]
-        return Context(keys, values, self.token_ids, self.spans, self.exact_tokens)
+        return Context(keys, values, self.token_ids, self.spans, self.exact_tokens, self.visual, self.shift, self.cells)
 
 
 class KeptContexts:
@@ -142,7 +146,10 @@ def keep_of(context: Context, trace: Trace) -> Kept:
     # All at once, each row saw the true KV of those before it: what full prefill gives.
     exact = count if trace.slots.numel() == context.reusable_tokens else context.exact_tokens
     keys, values = (x[:, :, :count].clone() for x in (context.keys, context.values))
-    return Kept(keys, values, context.token_ids, context.spans, exact, repaired, trace.sensitivity)
+    return Kept(
+        keys, values, context.token_ids, context.spans, exact, repaired,
+        trace.sensitivity, context.visual, context.shift, context.cells,
+    )  # fmt: skip
 
 
 def _holds(kept: Kept, before: Kept) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from infoflow_kv.errors import ComputeError, unknown_name
 from infoflow_kv.models import LanguageModel, Rotary, RotaryTables
-from infoflow_kv.records import ChunkIdentity, ChunkKV, Context, Prompt, Span
+from infoflow_kv.records import Chunk, ChunkIdentity, ChunkInputs, ChunkKV, Context, Prompt, Span, VisualRows
 from infoflow_kv.shapes import Int, Tensor
 
 # name → where the context stands, where the prompt stands
@@ -39,32 +39,74 @@ def check_geometry(name: str) -> str:
     return found
 
 
+Place = int | Tensor
+"""A chunk's positions relative to its first: the number of its tokens, or `[axes, tokens]` of a chunk with images."""
+
+
+def places_of(chunks: Sequence[Chunk]) -> tuple[Place, ...]:
+    """How the positions of each chunk lie."""
+    return tuple(chunk.num_tokens if chunk.images is None else chunk.images.positions for chunk in chunks)
+
+
+def span_of(place: Place) -> int:
+    """How far the chunk behind stands from this one."""
+    return place if isinstance(place, int) else int(place.max()) + 1
+
+
+def shift_of(chunks: Sequence[Chunk]) -> int:
+    """What is added to a slot behind these chunks to get its RoPE position: an image takes fewer positions than slots
+    (docs/method.md, section 9)."""
+    return sum(span_of(place) - chunk.num_tokens for place, chunk in zip(places_of(chunks), chunks, strict=True))
+
+
+def cells_of(prompt: Prompt) -> tuple[Int[Tensor, " cell"], ...]:
+    """The slots of each part of the context that was prefilled apart, in order; empty where these are the chunks."""
+    if all(chunk.images is None or not chunk.images.cells for chunk in prompt.chunks):
+        return ()
+    head, start = len(prompt.head_ids), len(prompt.head_ids)
+    found = [torch.arange(head)] if head else []
+    for chunk in prompt.chunks:
+        cells = chunk.images.cells if chunk.images is not None else ()
+        found += [start + cell for cell in cells or (torch.arange(chunk.num_tokens),)]
+        start += chunk.num_tokens
+    return tuple(found)
+
+
+def request_positions(prompt: Prompt, num_rows: int) -> Int[Tensor, "*stack positions"]:
+    """GLOBAL RoPE positions of the context and of `num_rows` rows behind it, slot by slot: one axis for text, as many
+    as the model has where there are images."""
+    lengths = places_of(prompt.chunks)
+    return scoring_positions("GLOBAL", len(prompt.head_ids), lengths, 0, num_rows)
+
+
 def scoring_positions(
-    geometry: str, head_tokens: int, lengths: Sequence[int], origin: int, num_prompt: int
-) -> Int[Tensor, " positions"]:
+    geometry: str, head_tokens: int, lengths: Sequence[Place], origin: int, num_prompt: int
+) -> Int[Tensor, "*stack positions"]:
     """RoPE positions of head, chunks and prompt while tokens are scored (docs/method.md, section 8).
 
     `origin`: where a chunk stood in its own prefill (the head's length, or 0 if it was prefilled without one). The head
-    itself always stands at 0.
+    itself always stands at 0. A chunk with images moves as a whole, by the same on all axes.
 
     >>> scoring_positions("HL-TP", 0, [3, 2], 0, 2).tolist()
     [0, 1, 2, 0, 1, 5, 6]
     """
     where, prompt_at = GEOMETRIES[check_geometry(geometry)]
-    total = head_tokens + sum(lengths)
+    spans = [span_of(place) for place in lengths]
+    total = head_tokens + sum(spans)
     parts = [torch.arange(head_tokens)]
     start = head_tokens
-    for length in lengths:
-        first = {"global": start, "head-local": origin, "tail-local": total - length}[where]
-        parts.append(torch.arange(first, first + length))
-        start += length
-    first = total if prompt_at == "tail" else origin + max(lengths, default=0)
+    for place, span in zip(lengths, spans, strict=True):
+        first = {"global": start, "head-local": origin, "tail-local": total - span}[where]
+        parts.append(torch.arange(first, first + span) if isinstance(place, int) else first + place.long())
+        start += span
+    first = total if prompt_at == "tail" else origin + max(spans, default=0)
     parts.append(torch.arange(first, first + num_prompt))
-    return torch.cat(parts)
+    axes = max((part.shape[0] for part in parts if part.ndim == 2), default=0)
+    return torch.cat([part.expand(axes, -1) if axes else part for part in parts], dim=-1)
 
 
 def request_tables(rotary: Rotary, num_context: int, num_prompt: int) -> RotaryTables:
-    """The GLOBAL tables of a whole request; slot index == position."""
+    """The GLOBAL tables of a whole request of text; slot index == position."""
     return rotary.tables(torch.arange(num_context + num_prompt))
 
 
@@ -98,6 +140,7 @@ def assemble_one_by_one(
     if num_slots < num_context or exact_tokens > num_context:
         raise ComputeError(f"{num_context} context tokens do not fit {num_slots} slots with {exact_tokens} exact ones")
     keys, values = model.empty_slots(num_slots)
+    seen: list[tuple[int, ChunkInputs]] = []
     for part, identity, span in zip(parts, identities, spans, strict=True):
         if part.identity != identity:
             raise ComputeError("a part is not the one that was announced; its tokens would get another's KV")
@@ -107,18 +150,37 @@ def assemble_one_by_one(
                 f"{tuple(keys[:, :, span.start : span.stop].shape)} (layers, kv_heads, tokens, head_dim)"
             )
         own = slice(span.start, span.stop)
+        if part.inputs is not None:
+            seen.append((span.start, part.inputs))
         values[:, :, own] = part.values
         tables, part_keys = rotary.at(own), part.keys.to(keys.device)
         # Layer by layer and part by part: what rotation makes on the way then stays in the processor's cache.
         for layer in range(model.num_layers):
             keys[layer, :, own] = tables.rotate_keys(layer, part_keys[layer])
     ids = torch.tensor([t for i in identities for t in i.token_ids], dtype=torch.int64, device=model.device)
-    return Context(keys=keys, values=values, token_ids=ids, spans=spans, exact_tokens=exact_tokens)
+    shift = sum(inputs.span - int(inputs.positions.shape[1]) for _, inputs in seen)
+    return Context(keys, values, ids, spans, exact_tokens, visual_rows(model, seen), shift)
 
 
-def reserve(model: LanguageModel, prompt: Prompt, num_slots: int) -> Context:
-    """An unfilled context for an ordinary prefill of the same tokens; nothing of it is exact yet."""
+def visual_rows(model: LanguageModel, seen: Sequence[tuple[int, ChunkInputs]]) -> VisualRows | None:
+    """What the layers read where images are, of chunks by the slot of their first token; None without images."""
+    if not seen:
+        return None
+    device = model.device
+    return VisualRows(
+        slots=torch.cat([start + inputs.visual.long() for start, inputs in seen]).to(device),
+        embeddings=torch.cat([inputs.embeddings.to(device) for _, inputs in seen]),
+        layer_rows=torch.cat([inputs.layer_rows.to(device) for _, inputs in seen], dim=1),
+    )
+
+
+def reserve(model: LanguageModel, prompt: Prompt, num_slots: int, inputs: Sequence[ChunkInputs | None] = ()) -> Context:
+    """An unfilled context for an ordinary prefill of the same tokens; nothing of it is exact yet. `inputs`: those of
+    each chunk, where any has images."""
     keys, values = model.empty_slots(num_slots)
     ids = torch.tensor(prompt.token_ids[: prompt.context_tokens], dtype=torch.int64, device=model.device)
     lengths = ([len(prompt.head_ids)] if prompt.head_ids else []) + [c.num_tokens for c in prompt.chunks]
-    return Context(keys=keys, values=values, token_ids=ids, spans=lay_out(lengths), exact_tokens=0)
+    spans = lay_out(lengths)
+    starts = [span.start for span in (spans[1:] if prompt.head_ids else spans)]
+    seen = [(start, given) for start, given in zip(starts, inputs, strict=False) if given is not None]
+    return Context(keys, values, ids, spans, 0, visual_rows(model, seen), shift_of(prompt.chunks))

@@ -3,18 +3,21 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infoflow_kv.errors import OptionError
+from infoflow_kv.errors import OptionError, unknown_name
 from infoflow_kv.methods import Method, find_method
 from infoflow_kv.models import LanguageModel
 from infoflow_kv.positions import check_geometry
 from infoflow_kv.select import EVEN, Allocation, Budget, check_budget, layer_set
+
+TOKENS = ("all", "visual", "text")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """`layers`: layer set of the scores. `geometry`: RoPE positions while scoring. `reorder`: chunks that were selected
     most go next to the prompt. `allocation`: spread of the budget over chunks. `repair_layers`: the first and last
-    layer whose stored KV is replaced; None for all. `budget_max`: ceiling of adaptive budgets; None for the usual."""
+    layer whose stored KV is replaced; None for all. `budget_max`: ceiling of adaptive budgets; None for the usual.
+    `repair_tokens`: which tokens may be chosen, and are what a budget is a share of, a name of TOKENS."""
 
     method: Method
     budget: Budget
@@ -24,8 +27,13 @@ class Recipe:
     allocation: Allocation = EVEN
     repair_layers: tuple[int, int] | None = None
     budget_max: float | None = None
+    repair_tokens: str = "all"
 
     def __post_init__(self) -> None:
+        if self.repair_tokens not in TOKENS:
+            raise unknown_name("repair_tokens", self.repair_tokens, TOKENS)
+        if self.repair_tokens != "all" and self.method.narrowing is not None:
+            raise OptionError(f"{self.method.name} chooses among all tokens while they run; it takes no repair_tokens")
         scores = self.method.selector is not None
         if self.reorder and not scores and self.method.reuse:
             raise OptionError(f"reorder needs a method that scores tokens; {self.method.name} does not")
@@ -47,6 +55,7 @@ class Recipe:
             self.method.selector is not None
             and self.method.narrowing is None
             and self.repair_layers is None
+            and self.repair_tokens == "all"
             and self.geometry == "GLOBAL"
             and not self.reorder
             and not self.method.in_laboratory_only
@@ -66,6 +75,7 @@ def make_recipe(
     chunk_floor: float = 0.0,
     chunk_cap: float = 1.0,
     repair_layers: str = "all",
+    repair_tokens: str = "all",
 ) -> Recipe:
     """The recipe of these options for this model; OptionError for anything outside its range."""
     found = find_method(method)
@@ -84,6 +94,7 @@ def make_recipe(
         allocation=Allocation(chunk_floor, chunk_cap),
         repair_layers=None if whole else (repaired[0], repaired[-1]),
         budget_max=budget_max,
+        repair_tokens=repair_tokens,
     )
 
 

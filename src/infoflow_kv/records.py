@@ -5,6 +5,7 @@ This file imports no torch at run time, so that the store and the command line s
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -14,18 +15,48 @@ StopReason = Literal["eos", "stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image in a document: the bytes of an image file, or the path of one."""
+
+    source: "bytes | str | PathLike[str]"
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
-    """What users bring: one text.
+    """What users bring: one text, or `parts`: texts and images in order.
 
     `title`, where given, is shown to the model and so is part of the tokens; `source` (a path, a URL) is a label
     only: renaming a file never changes stored KV. `id` names the document in results; empty means "take the source,
     else the content's hash".
     """
 
-    text: str
+    text: str = ""
     title: str = ""
     id: str = ""
     source: str = ""
+    parts: tuple[str | Image, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkImages:
+    """The images of a chunk as far as they are known without running the vision tower.
+
+    key, layout: the chunk identity's `inputs` and `inputs_layout`. positions, visual: see `ChunkInputs`. cells: token
+    indices that are prefilled apart from each other (an image in tiles); none where the chunk is prefilled as one.
+    prepared: what the model's vision adapter made of each picture, in order.
+    """
+
+    key: str
+    layout: tuple[int, ...]
+    positions: "Tensor"
+    visual: "Tensor"
+    cells: tuple["Tensor", ...]
+    prepared: tuple[Any, ...]
+
+    @property
+    def span(self) -> int:
+        """How far the next chunk's first position is from this one's."""
+        return int(self.positions.max()) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +67,7 @@ class Chunk:
     document_id: str
     title: str = ""
     index: int = 0
+    images: ChunkImages | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +119,10 @@ class ChunkIdentity:
 
     `rope` is the fingerprint of the rotary regime *during the chunk's prefill* (frequencies, scaling, windows).
     `head_ids` are the tokens that stood before the chunk in its prefill; empty under head policy `none`.
-    `quantisation`: `none`, or `movement-2` for a record that holds not KV but how far V moved.
+    `quantisation`: `none`, or `movement-2` for a record that holds not KV but how far V moved. Of a chunk with images,
+    `inputs` is the SHA-256 (hex) of all that decides its KV beside the token ids (pixels, processor settings, vision
+    tower, positions, tiles), and `inputs_layout` the sizes (visual tokens, hidden, early-layer rows, axes) of its
+    `ChunkInputs`; both are empty for text.
     """
 
     model: ModelIdentity
@@ -96,6 +131,39 @@ class ChunkIdentity:
     token_ids: tuple[int, ...]
     namespace: str = "public"
     quantisation: str = "none"
+    inputs: str = ""
+    inputs_layout: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInputs:
+    """What the layers read of a chunk with images beside its token ids: with it rows are repaired without pixels.
+
+    positions: `[axes, tokens]` int32, RoPE positions relative to the chunk's first. visual: `[visual]` int32, which
+    tokens stand for parts of an image, ascending. embeddings: `[visual, hidden]`, what the first layer reads there
+    instead of the tokens' embeddings. layer_rows: `[early, visual, hidden]`, what is added there to the output of the
+    first layers (deepstack); no rows for most models. Both in the model's dtype.
+    """
+
+    positions: "Tensor"
+    visual: "Tensor"
+    embeddings: "Tensor"
+    layer_rows: "Tensor"
+
+    @property
+    def span(self) -> int:
+        """How far the next chunk's first position is from this one's."""
+        return int(self.positions.max()) + 1
+
+    @property
+    def layout(self) -> tuple[int, int, int, int]:
+        """(visual tokens, hidden, early-layer rows, axes), as in the chunk's identity."""
+        early, num_visual, hidden = self.layer_rows.shape
+        return int(num_visual), int(hidden), int(early), int(self.positions.shape[0])
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.positions.nbytes + self.visual.nbytes + self.embeddings.nbytes + self.layer_rows.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +176,7 @@ class ChunkKV:
     identity: ChunkIdentity
     keys: "Tensor"
     values: "Tensor"
+    inputs: ChunkInputs | None = None  # of a chunk with images
 
     @property
     def num_tokens(self) -> int:
@@ -115,7 +184,7 @@ class ChunkKV:
 
     @property
     def num_bytes(self) -> int:
-        return int(self.keys.nbytes + self.values.nbytes)
+        return int(self.keys.nbytes + self.values.nbytes) + (self.inputs.num_bytes if self.inputs is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +205,10 @@ class Context:
 
     keys (rotated), values: `[layers, kv_heads, slots, head_dim]`; slots ≥ context + prompt + new tokens, of which the
     first `num_tokens` are filled. `exact_tokens` leading tokens need no repair: their KV is what full prefill gives.
-    The buffers belong to one request and are written by repair and decode; they are never stored.
+    The buffers belong to one request and are written by repair and decode; they are never stored. `visual`: what the
+    layers read in slots that hold parts of images. `shift`: what is added to a slot behind the context to get its RoPE
+    position (0 for text; an image takes fewer positions than slots). `cells`: slots that were prefilled apart from each
+    other, where that is finer than chunks (images in tiles).
     """
 
     keys: "Tensor"
@@ -144,6 +216,9 @@ class Context:
     token_ids: "Tensor"
     spans: tuple[Span, ...]
     exact_tokens: int
+    visual: "VisualRows | None" = None
+    shift: int = 0
+    cells: "tuple[Tensor, ...]" = ()
 
     @property
     def num_tokens(self) -> int:
@@ -153,6 +228,19 @@ class Context:
     def reusable_tokens(self) -> int:
         """Tokens that may be selected for repair: all that do not stand in the exact prefix."""
         return self.num_tokens - self.exact_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class VisualRows:
+    """What the layers read in some slots instead of the embeddings of their tokens.
+
+    slots: `[visual]` int64, ascending. embeddings: `[visual, hidden]`. layer_rows: `[early, visual, hidden]`, see
+    `ChunkInputs`.
+    """
+
+    slots: "Tensor"
+    embeddings: "Tensor"
+    layer_rows: "Tensor"
 
 
 @dataclass(frozen=True, slots=True)

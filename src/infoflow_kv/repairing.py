@@ -33,8 +33,9 @@ def repair(
     ranks = torch.cat([selection.slots.to(device), prompt_ranks])
     ids = torch.cat([context.token_ids[selection.slots], prompt_ids.to(device)])
     logits = forward_rows(
-        model, ids, ranks, ranks, rotary.at(ranks), context.keys, context.values, num_logits, rule=rule
-    )
+        model, ids, ranks, ranks, rotary.at(ranks), context.keys, context.values, num_logits,
+        rule=rule, visual=context.visual,
+    )  # fmt: skip
     if logits is None:
         raise ComputeError("the repair forward ended early")
     return logits

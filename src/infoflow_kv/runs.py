@@ -1,14 +1,15 @@
 """One request on its way: what is known of it after repair, how long the phases took, what to tell of its chunks."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from infoflow_kv.decoding import TextAssembler
 from infoflow_kv.kept import Trace
 from infoflow_kv.methods import Method
 from infoflow_kv.models import Rotary
 from infoflow_kv.recipes import Recipe
-from infoflow_kv.records import ChunkReport, Context, Prompt, Selection, Span, Timings, Usage
+from infoflow_kv.records import Answer, ChunkReport, Context, Prompt, Selection, Span, Timings, Usage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +59,25 @@ class Clock:
 
     def __getitem__(self, phase: str) -> float:
         return self._seconds[phase]
+
+
+def answer_of(run: Run, model_name: str, assembler: TextAssembler, timings: Timings) -> Answer:
+    """What a finished run says, with all that is told of it."""
+    assert assembler.reason is not None
+    unstored = f"{run.unstored} chunks could not be stored; see the log" if run.unstored else ""
+    notices = tuple(notice for notice in (unstored, run.selection.reason) if notice)
+    return Answer(
+        text=assembler.text.strip(),
+        method=run.method.name,
+        model=model_name,
+        stop_reason=assembler.reason,
+        usage=replace(run.usage, new_tokens=len(assembler.token_ids)),
+        timings=timings,
+        chunks=chunk_reports(run),
+        token_ids=tuple(assembler.token_ids),
+        selection=run.selection,
+        notices=notices,
+    )
 
 
 def chunk_reports(run: Run) -> tuple[ChunkReport, ...]:

@@ -12,6 +12,11 @@
 | `slots`      | places of the key/value buffers of one request; slot index == rank         |
 | `head_dim`   | width of one head                                                          |
 | `vocab`      | the model's output vocabulary                                              |
+| `hidden`     | width of the rows that go through the layers                               |
+| `visual`     | tokens that stand for parts of an image                                    |
+| `early`      | first layers behind which rows of a vision tower are added                 |
+| `axes`       | axes of RoPE positions: 3 under M-RoPE (time, height, width), else 1       |
+| `cell`       | tokens of a chunk that are prefilled apart from its others (a tile)        |
 
 Annotations are checked under pytest only (jaxtyping + beartype).
 """

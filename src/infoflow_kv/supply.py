@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from infoflow_kv.errors import StoreError
+from infoflow_kv.errors import ComputeError, StoreError
 from infoflow_kv.methods import Method
 from infoflow_kv.models import LanguageModel
 from infoflow_kv.prefilling import identify, identify_movement, measure_movement, movement_of, prefill
-from infoflow_kv.records import Chunk, ChunkIdentity, ChunkKV, Prompt
+from infoflow_kv.records import Chunk, ChunkIdentity, ChunkInputs, ChunkKV, Prompt
 from infoflow_kv.shapes import Float, Tensor
 from infoflow_kv.store import ChunkStore, load_many
 
@@ -97,7 +97,7 @@ class Supply:
 
     def identify(self, chunk: Chunk) -> ChunkIdentity:
         """The identity under which a chunk is stored and found."""
-        return identify(self.model, chunk.token_ids, self._before_chunk, self.namespace)
+        return self._identities([chunk])[0]
 
     def identify_head(self) -> ChunkIdentity:
         """The identity of the chat header, which is stored like a chunk of its own."""
@@ -128,7 +128,7 @@ class Supply:
                 kv = self.store.get(identity) if stored else None
                 if kv is None:
                     head = head or self.head()[0]
-                    kv = prefill(self.model, identity, self._behind(head))
+                    kv = self._prefill(chunk, identity, head)
                     self.store.put(kv)
                     prefilled = chunk.num_tokens
                 if unmeasured:
@@ -143,9 +143,9 @@ class Supply:
         stored = set(found)
         head, prefilled = self.head()
         unstored = 0
-        for identity in wanted:
+        for chunk, identity in zip(prompt.chunks, identities, strict=True):
             if identity not in found:
-                found[identity] = prefill(self.model, identity, self._behind(head))
+                found[identity] = self._prefill(chunk, identity, head)
                 unstored += not self.put(found[identity])
         prefilled += sum(len(identity.token_ids) for identity in wanted if identity not in stored)
         return Parts(
@@ -183,12 +183,19 @@ class Supply:
             return False
         return True
 
-    def exact_tokens(self, parts: Parts, length: int) -> int:
+    def inputs(self, prompt: Prompt) -> tuple[ChunkInputs | None, ...]:
+        """What the layers read where the prompt's images are, chunk by chunk, from the vision tower; None for text."""
+        return tuple(self._inputs(chunk) for chunk in prompt.chunks)
+
+    def exact_tokens(self, parts: Parts, length: int, chunks: Sequence[Chunk]) -> int:
         """Leading tokens whose KV is what full prefill gives: the head, and the first chunk if it was prefilled behind
-        this very head; nothing of both if RoPE treats a sequence of the request's `length` otherwise."""
+        this very head and not in cells; nothing of both if RoPE treats a sequence of the request's `length` otherwise.
+        `chunks` are the parts' own."""
         exact = 0
         regime = self.model.rope_regime(length)
         expected: tuple[tuple[int, ...], ...] = ((), self.head_ids) if self.head_ids else ((),)
+        if not is_whole(chunks):
+            expected = expected[:-1]
         for part, head_ids in zip(parts.all, expected, strict=False):
             if part.identity.head_ids != head_ids or part.identity.rope != regime or exact != len(head_ids):
                 break
@@ -211,12 +218,25 @@ class Supply:
     def exact_chunk_tokens(self, prompt: Prompt, length: int) -> int:
         """Tokens of the first chunk if a request of this length finds its KV exact, see `exact_tokens`."""
         first = self._identities(prompt.chunks[:1])[0]
-        is_exact = first.head_ids == self.head_ids and first.rope == self.model.rope_regime(length)
+        is_exact = (
+            is_whole(prompt.chunks) and first.head_ids == self.head_ids and first.rope == self.model.rope_regime(length)
+        )
         return len(first.token_ids) if is_exact else 0
 
     def _identities(self, chunks: Sequence[Chunk]) -> list[ChunkIdentity]:
         known = self.model.identity
-        return [identify(self.model, c.token_ids, self._before_chunk, self.namespace, known) for c in chunks]
+        return [identify(self.model, c.token_ids, self._before_chunk, self.namespace, known, c.images) for c in chunks]
+
+    def _prefill(self, chunk: Chunk, identity: ChunkIdentity, head: ChunkKV | None) -> ChunkKV:
+        cells = chunk.images.cells if chunk.images is not None else ()
+        return prefill(self.model, identity, self._behind(head), self._inputs(chunk), cells)
+
+    def _inputs(self, chunk: Chunk) -> ChunkInputs | None:
+        if chunk.images is None:
+            return None
+        if self.model.vision is None:
+            raise ComputeError(f"a chunk has images, but {self.model.name} reads none; its prompt is another model's")
+        return self.model.vision.inputs(chunk.images)
 
     def _load(self, wanted: Sequence[ChunkIdentity]) -> dict[ChunkIdentity, ChunkKV]:
         if self.store is None:
@@ -233,3 +253,8 @@ class Supply:
         if self._before is None or self._before.identity != identity:
             self._before = prefill(self.model, identity)
         return self._before
+
+
+def is_whole(chunks: Sequence[Chunk]) -> bool:
+    """Whether the first of these chunks is prefilled as one, and not in cells that do not see each other."""
+    return not chunks or chunks[0].images is None or not chunks[0].images.cells

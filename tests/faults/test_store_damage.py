@@ -2,8 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
-import json
 import logging
 import os
 import pickle
@@ -19,9 +17,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save
-from store_chunks import IDENTITY, MODEL, header_bytes, make_chunk, make_identity, names_in, same_bits
+from store_chunks import (
+    IDENTITY,
+    MODEL,
+    forged,
+    header_bytes,
+    make_chunk,
+    make_identity,
+    names_in,
+    same_bits,
+    sealed,
+    tensors_of,
+)
 
-from infoflow_kv.records import ChunkKV
 from infoflow_kv.store import DiskStore, StoreCounters, files, key, layout, verify
 from infoflow_kv.store import identity as identities
 from infoflow_kv.store.layout import chunk_path
@@ -38,29 +46,6 @@ def store(quick_path: Path) -> DiskStore:
 
 def path_of(store: DiskStore) -> Path:
     return chunk_path(store.path, NAME)
-
-
-def sealed(data: bytes) -> bytes:
-    """The bytes with the digest that fits them, computed here from the format's description and not by the store."""
-    place = data.index(b'\\"digest\\":\\"') + len(b'\\"digest\\":\\"')
-    blank = data[:place] + b"0" * 64 + data[place + 64 :]
-    return data[:place] + hashlib.sha256(blank).hexdigest().encode() + data[place + 64 :]
-
-
-def forged(tensors: dict[str, torch.Tensor], **fields: Any) -> bytes:
-    """A file with a right digest and whatever else."""
-    entry = {
-        "digest": "0" * 64,
-        "format_version": 1,
-        "identity": identities.to_fields(IDENTITY),
-        "key": NAME,
-        **fields,
-    }
-    return sealed(save(tensors, metadata={"infoflow": json.dumps(entry, sort_keys=True, separators=(",", ":"))}))
-
-
-def tensors_of(chunk: ChunkKV) -> dict[str, torch.Tensor]:
-    return {"keys": chunk.keys, "values": chunk.values}
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +178,7 @@ def test_a_right_digest_is_not_enough(store: DiskStore) -> None:
         forged(right, identity={}),
         forged(right, identity={**identities.to_fields(IDENTITY), "more": 1}),
         forged(right, identity={**identities.to_fields(IDENTITY), "namespace": "other"}),
-        *(forged(right, format_version=version) for version in (0, -1, "1", 1.0, True, None)),
+        *(forged(right, format_version=version) for version in (0, -1, 2, "1", 1.0, True, None)),
         forged(right, more=1),
         *(forged(tensors) for tensors in (half, bits, flat, turned)),
         forged({"keys": right["keys"]}),
@@ -212,19 +197,19 @@ def test_a_file_of_a_newer_format_is_a_miss_and_stays(store: DiskStore, caplog: 
     """Row 15. Believed only with a right digest: one flipped bit turns a 1 into a 3."""
     right = tensors_of(make_chunk())
     newer = [
-        forged(right, format_version=2),
+        forged(right, format_version=3),
         forged(right, format_version=1000, identity={"new": []}, extra_checks=[1]),
-        forged({"kv": torch.zeros(5000)}, format_version=3),
+        forged({"kv": torch.zeros(5000)}, format_version=4),
     ]
     for data in newer:
         path_of(store).write_bytes(data)
         assert store.get(IDENTITY) is None
         assert path_of(store).read_bytes() == data
-    assert "this release reads 1" in caplog.text
+    assert "this release reads up to 2" in caplog.text
     assert store.counters == StoreCounters(misses=3, written=1)
     report = verify(store.path, quarantine=True)
     assert (report.newer, report.sound, report.damaged, report.is_clean) == (1, 0, (), True)
-    unsealed = newer[0].replace(b'\\"format_version\\":2', b'\\"format_version\\":3')
+    unsealed = newer[0].replace(b'\\"format_version\\":3', b'\\"format_version\\":4')
     path_of(store).write_bytes(unsealed)
     assert verify(store.path).damaged == ((NAME, "its digest does not match its bytes"),)
     assert store.get(IDENTITY) is None
@@ -237,7 +222,7 @@ def test_a_newer_file_of_quite_another_size_is_a_miss_and_stays(store: DiskStore
     long = make_identity(tokens=500)
     path = chunk_path(store.path, key(long))
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(forged(tensors_of(make_chunk()), format_version=2))
+    path.write_bytes(forged(tensors_of(make_chunk()), format_version=3))
     assert store.get(long) is None
     assert store.counters == StoreCounters(misses=1, written=1)
     assert path.exists()

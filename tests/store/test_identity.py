@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from store_chunks import IDENTITY, MODEL
+from store_chunks import IDENTITY, IMAGE_IDENTITY, MODEL
 
 import infoflow_kv
 from infoflow_kv.errors import OptionError, StoreError
 from infoflow_kv.records import ChunkIdentity, ModelIdentity
 from infoflow_kv.store import FORMAT_VERSION, key
-from infoflow_kv.store.identity import check_key, encode, from_json, to_json
+from infoflow_kv.store.identity import MOVEMENT, check_key, encode, from_json, to_json, version_of
 
 GOLDEN = Path(__file__).parent / "golden_keys.json"
 SOURCE = Path(infoflow_kv.__file__).parents[1]
@@ -36,9 +36,23 @@ models = st.builds(
     head_dim=numbers,
     dtype=texts,
 )
-identities = st.builds(
-    ChunkIdentity, model=models, rope=texts, head_ids=ids, token_ids=ids, namespace=texts, quantisation=texts
+kinds = texts | st.just(MOVEMENT)
+text_identities = st.builds(
+    ChunkIdentity, model=models, rope=texts, head_ids=ids, token_ids=ids, namespace=texts, quantisation=kinds
 )
+
+
+@st.composite
+def with_images(draw: st.DrawFn) -> ChunkIdentity:
+    identity = draw(text_identities.filter(lambda identity: identity.token_ids))
+    sizes = st.tuples(st.integers(1, len(identity.token_ids)), numbers_from_1, numbers, numbers_from_1)
+    layout = () if identity.quantisation == MOVEMENT else draw(sizes)
+    return replace(identity, inputs=draw(digests), inputs_layout=layout)
+
+
+numbers_from_1 = st.integers(1, 3) | st.integers(1, 2**63 - 1)
+digests = st.sampled_from(["a" * 64, "0" * 64]) | st.text("0123456789abcdef", min_size=64, max_size=64)
+identities = text_identities | with_images()
 
 
 def decode(data: bytes) -> list[Any]:
@@ -72,13 +86,15 @@ def decode(data: bytes) -> list[Any]:
 @given(identities)
 def test_an_encoding_can_be_undone(identity: ChunkIdentity) -> None:
     model = identity.model
+    images = ("inputs", identity.inputs, "inputs_layout", identity.inputs_layout) if identity.inputs else ()
     assert decode(encode(identity)) == [
         b"infoflow-kv chunk identity",
-        FORMAT_VERSION,
+        2 if images else 1,
         *("model.weights", model.weights, "model.tokenizer", model.tokenizer, "model.num_layers", model.num_layers),
         *("model.num_kv_heads", model.num_kv_heads, "model.head_dim", model.head_dim, "model.dtype", model.dtype),
         *("rope", identity.rope, "head_ids", identity.head_ids, "token_ids", identity.token_ids),
         *("namespace", identity.namespace, "quantisation", identity.quantisation),
+        *images,
     ]
 
 
@@ -112,9 +128,11 @@ def test_the_fields_of_an_identity_belong_to_the_format() -> None:
         *("weights", "tokenizer", "num_layers", "num_kv_heads", "head_dim", "dtype"),
     ]
     assert [f.name for f in fields(ChunkIdentity)] == [
-        *("model", "rope", "head_ids", "token_ids", "namespace", "quantisation"),
+        *("model", "rope", "head_ids", "token_ids", "namespace", "quantisation", "inputs", "inputs_layout"),
     ]
-    assert FORMAT_VERSION == 1
+    assert FORMAT_VERSION == 2
+    assert (version_of(IDENTITY), version_of(IMAGE_IDENTITY)) == (1, 2)
+    assert "inputs" not in to_json(IDENTITY), "text is written as ever"
 
 
 def test_near_identities_have_different_keys() -> None:
@@ -136,6 +154,14 @@ def test_near_identities_have_different_keys() -> None:
         replace(IDENTITY, model=replace(MODEL, num_kv_heads=2, num_layers=1)),
         replace(IDENTITY, model=replace(MODEL, weights=MODEL.tokenizer, tokenizer=MODEL.weights)),
         *(replace(IDENTITY, token_ids=(n,)) for n in [255, 256, 2**16, 2**31, 2**32, 2**63 - 1]),
+        *(replace(IMAGE_IDENTITY, inputs=i * 64) for i in "0a"),
+        *(
+            replace(IMAGE_IDENTITY, inputs_layout=layout)
+            for layout in [(3, 6, 2, 3), (2, 6, 2, 3), (3, 2, 6, 3), (3, 6, 3, 2), (3, 6, 0, 3), (1, 1, 0, 1)]
+        ),
+        replace(IMAGE_IDENTITY, inputs="", inputs_layout=()),
+        replace(IMAGE_IDENTITY, quantisation=MOVEMENT, inputs_layout=()),
+        replace(IMAGE_IDENTITY, quantisation=MOVEMENT, inputs="", inputs_layout=()),
     ]
     assert len({key(identity) for identity in near}) == len(near)
 
@@ -173,6 +199,24 @@ class Lookalike(ModelIdentity):
         replace(IDENTITY, model=replace(MODEL, num_layers=True)),
         replace(IDENTITY, model=replace(MODEL, head_dim=-1)),
         replace(IDENTITY, model=replace(MODEL, dtype=None)),  # type: ignore[arg-type]
+        replace(IMAGE_IDENTITY, inputs=None),  # type: ignore[arg-type]
+        *(
+            replace(IMAGE_IDENTITY, inputs=i)
+            for i in ["x", "", "A" * 64, "a" * 63, "a" * 65, "a" * 64 + "\n", "٣" * 64]
+        ),
+        replace(IMAGE_IDENTITY, inputs_layout=[3, 6, 2, 3]),  # type: ignore[arg-type]
+        replace(IMAGE_IDENTITY, inputs_layout=(3, 6, 2, 3.0)),  # type: ignore[arg-type]
+        replace(IMAGE_IDENTITY, inputs_layout=(True, 6, 2, 3)),
+        *(
+            replace(IMAGE_IDENTITY, inputs_layout=layout)
+            for layout in [(), (3,), (3, 6, 2), (3, 6, 2, 3, 1), (0, 6, 2, 3), (3, 0, 2, 3), (3, 6, 2, 0)]
+        ),
+        *(replace(IMAGE_IDENTITY, inputs_layout=layout) for layout in [(6, 6, 2, 3), (3, 6, -1, 3), (3, 6, 2**63, 3)]),
+        replace(IMAGE_IDENTITY, token_ids=()),
+        replace(IMAGE_IDENTITY, quantisation=MOVEMENT),
+        replace(IDENTITY, inputs_layout=(3, 6, 2, 3)),
+        replace(IDENTITY, inputs_layout=(0, 0, 0, 0)),
+        replace(IDENTITY, quantisation=MOVEMENT, inputs_layout=(1, 1, 0, 1)),
         MODEL,
         None,
     ],
@@ -184,8 +228,8 @@ def test_a_broken_identity_has_no_key(wrong: Any) -> None:
             function(wrong)
 
 
-def _without(path: str) -> dict[str, Any]:
-    value = json.loads(to_json(IDENTITY))
+def _without(identity: ChunkIdentity, path: str) -> dict[str, Any]:
+    value = json.loads(to_json(identity))
     *parents, name = path.split(".")
     place = value
     for parent in parents:
@@ -195,19 +239,21 @@ def _without(path: str) -> dict[str, Any]:
 
 
 FIELD_PATHS = [f.name for f in fields(ChunkIdentity)] + [f"model.{f.name}" for f in fields(ModelIdentity)]
+CASES = [(IMAGE_IDENTITY, path) for path in FIELD_PATHS]
+CASES += [(IDENTITY, path) for path in FIELD_PATHS if not path.startswith("inputs")]
 
 
-@pytest.mark.parametrize("path", FIELD_PATHS)
-def test_json_without_a_field_is_refused(path: str) -> None:
+@pytest.mark.parametrize(("identity", "path"), CASES)
+def test_json_without_a_field_is_refused(identity: ChunkIdentity, path: str) -> None:
     """Also `namespace` and `quantisation`, which have defaults in Python: a file states them."""
     with pytest.raises(StoreError, match=f"lacks {path.split('.')[-1]}"):
-        from_json(json.dumps(_without(path)))
+        from_json(json.dumps(_without(identity, path)))
 
 
-@pytest.mark.parametrize("path", FIELD_PATHS)
+@pytest.mark.parametrize(("identity", "path"), CASES)
 @pytest.mark.parametrize("wrong", [None, 1.5, True, {}, [None], [[1]], -1])
-def test_json_with_a_mistyped_field_is_refused(path: str, wrong: Any) -> None:
-    value = json.loads(to_json(IDENTITY))
+def test_json_with_a_mistyped_field_is_refused(identity: ChunkIdentity, path: str, wrong: Any) -> None:
+    value = json.loads(to_json(identity))
     *parents, name = path.split(".")
     place = value
     for parent in parents:
@@ -226,6 +272,13 @@ def test_json_with_a_mistyped_field_is_refused(path: str, wrong: Any) -> None:
         to_json(IDENTITY).replace('"weights":', '"revision":"x","weights":'),
         to_json(IDENTITY).replace("[3,4,5]", "[3,4,Infinity]"),
         to_json(IDENTITY).replace("[3,4,5]", "[" + "9" * 5000 + "]"),
+        to_json(IDENTITY).replace('"model":', '"inputs":"","inputs_layout":[],"model":'),
+        to_json(IDENTITY).replace('"model":', '"inputs":"","model":'),
+        to_json(IDENTITY).replace('"model":', '"inputs_layout":[],"model":'),
+        to_json(IMAGE_IDENTITY).replace("ab" * 32, "AB" * 32),
+        to_json(IMAGE_IDENTITY).replace("ab" * 32, ""),
+        to_json(IMAGE_IDENTITY).replace("[3,6,2,3]", "[]"),
+        to_json(IMAGE_IDENTITY).replace("[3,6,2,3]", "[6,6,2,3]"),
         "[" * 100_000,
         '{"model":' * 50_000,
     ],
@@ -286,6 +339,10 @@ def test_any_single_other_field_gives_another_key(first: ChunkIdentity, path: st
     else:
         assume(getattr(first, name) != getattr(second, name))
         other = replace(first, **{name: getattr(second, name)})
+    try:
+        to_json(other)
+    except OptionError:
+        assume(False)  # the inputs of one and the tokens or the kind of another
     assert key(first) != key(other)
 
 

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from store_chunks import IDENTITY, MODEL, make_chunk, make_identity, same_bits
+from store_chunks import (
+    IDENTITY,
+    IMAGE_IDENTITY,
+    INPUT_NAMES,
+    MODEL,
+    inputs_of,
+    make_chunk,
+    make_identity,
+    same_bits,
+    tensors_of,
+)
 
 from infoflow_kv.errors import StoreError
 from infoflow_kv.records import ChunkKV
@@ -133,3 +143,31 @@ def test_a_warning_names_the_key_alone(caplog: pytest.LogCaptureFixture) -> None
     assert key(secret.identity) in record.getMessage()
     assert "canary" not in record.getMessage()
     assert "90210" not in record.getMessage()
+
+
+@pytest.mark.parametrize("part", INPUT_NAMES)
+def test_a_chunk_whose_inputs_a_reader_wrote_into_is_a_miss(part: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    store = MemoryStore()
+    store.put(make_chunk(IMAGE_IDENTITY))
+    getattr(inputs_of(store.get(IMAGE_IDENTITY)), part)[:1].mul_(2)
+    assert store.get(IMAGE_IDENTITY) is None
+    assert store.counters == StoreCounters(hits=1, misses=1, damaged=1, written=1)
+    assert "written into" in caplog.text
+
+
+def test_memory_holds_copies_of_the_inputs() -> None:
+    """What the writer does later is its own affair, and a view keeps no larger buffer alive."""
+    store = MemoryStore()
+    buffer = torch.zeros(3, 1000, 6)
+    chunk = make_chunk(IMAGE_IDENTITY)
+    store.put(replace(chunk, inputs=replace(inputs_of(chunk), layer_rows=buffer[:2, :3], embeddings=buffer[2, :3])))
+    buffer.fill_(7)
+    inputs_of(chunk).visual.zero_()
+    inputs_of(chunk).positions.zero_()
+    found = store.get(IMAGE_IDENTITY)
+    inputs = inputs_of(found)
+    assert float(inputs.layer_rows.abs().max()) == float(inputs.embeddings.abs().max()) == 0
+    assert inputs.visual.tolist() == inputs_of(make_chunk(IMAGE_IDENTITY)).visual.tolist()
+    assert found is not None
+    assert sum(t.untyped_storage().nbytes() for t in tensors_of(found).values()) == found.num_bytes

@@ -2,6 +2,7 @@
 
 from infoflow_kv.chunking.given import Documents, as_document, listed
 from infoflow_kv.chunking.layout import layout
+from infoflow_kv.chunking.pictures import chunks_of
 from infoflow_kv.chunking.readers import MAX_FILE_BYTES, ReadResult, read_paths
 from infoflow_kv.chunking.split import MIN_CHUNK_TOKENS, document_id, split
 from infoflow_kv.chunking.template import Template, render
@@ -16,6 +17,7 @@ __all__ = [
     "TextEncoder",
     "Tokenizer",
     "as_document",
+    "chunks_of",
     "document_id",
     "layout",
     "listed",

@@ -43,11 +43,21 @@ def list_chunks(folder: options.Store = None, as_json: options.Json = False) -> 
             emit_json(asdict(record))
         return 0
     rows = (
-        (r.key[:16], r.tokens, size(r.num_bytes), r.dtype, r.weights, r.namespace, when(r.mtime), r.problem)
+        (
+            r.key[:16],
+            r.tokens,
+            r.visual_tokens or "",
+            size(r.num_bytes),
+            r.dtype,
+            r.weights,
+            r.namespace,
+            when(r.mtime),
+            r.problem,
+        )
         for r in records
     )
-    columns = ("chunk", "tokens", "size", "dtype", "weights", "namespace", "last used", "problem")
-    emit_table(columns, rows, right=(1, 2))
+    columns = ("chunk", "tokens", "visual", "size", "dtype", "weights", "namespace", "last used", "problem")
+    emit_table(columns, rows, right=(1, 2, 3))
     return 0
 
 

@@ -71,6 +71,8 @@ class AttentionCall:
     write: Write | None = None
     num_whole: int = 0
     is_writing: bool = False
+    visual: Tensor | None = None  # indices of the rows that get `layer_rows`
+    layer_rows: Tensor | None = None  # [early, visual, hidden], added to the output of the first layers
 
 
 def attention(
@@ -168,6 +170,29 @@ def narrow_rows(
         raise StopForward
     call.kept = torch.arange(num_rows - call.num_whole, num_rows, device=hidden.device)
     return _narrowed(call, args, kwargs, whole)
+
+
+def add_layer_rows(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """The hook behind each decoder layer: adds the rows that a vision tower gives to the first layers (deepstack)."""
+    call: AttentionCall | None = kwargs.get("infoflow")
+    found = None if call is None else _rows_of(call, call.layers_seen[-1])
+    if found is None:
+        return None
+    hidden = output[0] if isinstance(output, tuple) else output
+    hidden = hidden.index_add(1, found[0], found[1][None].to(hidden.dtype))
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def _rows_of(call: AttentionCall, layer: int) -> tuple[Tensor, Tensor] | None:
+    """Which rows of the forward get something behind this layer, and what; None for nothing."""
+    if call.layer_rows is None or call.visual is None or layer >= call.layer_rows.shape[0]:
+        return None
+    rows, added = call.visual, call.layer_rows[layer]
+    if call.rows is not None:  # some rows have left: the others stand closer together
+        place = torch.searchsorted(call.rows, rows).clamp_max(call.rows.numel() - 1)
+        stays = call.rows[place] == rows
+        rows, added = place[stays], added[stays]
+    return rows, added
 
 
 def _narrowed(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from infoflow_kv.errors import InfoFlowError, ModelError, OptionError, UnsupportedModelError, unknown_name
@@ -18,6 +18,8 @@ from infoflow_kv.models.gguf import convert_gguf
 from infoflow_kv.models.model import LanguageModel
 from infoflow_kv.models.probe import probe
 from infoflow_kv.models.profiles import find_profile
+from infoflow_kv.models.seeing import wrap_vision
+from infoflow_kv.models.vision import FAMILIES, read_processor_config
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ def load(
         refuse_remote_code(text, PreTrainedConfig.get_config_dict(folder)[0])
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_encoder(text, config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        sees = config.model_type in FAMILIES
+        loaded: Any = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
             folder,
             config=config,
             dtype=DTYPES[dtype],
@@ -70,7 +73,8 @@ def load(
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"model '{text}' could not be loaded: {reason}") from error
-    model = wrap(hf.to(target), tokenizer, text)
+    hf = hf.eval().requires_grad_(False).to(target)
+    model = wrap_vision(hf, tokenizer, text, read_processor_config(folder)) if sees else wrap(hf, tokenizer, text)
     profile = find_profile(model.identity)
     model.layer_sets = profile.layers if profile else EMBEDDED[text].layers if text in EMBEDDED else {}
     return model

@@ -12,7 +12,8 @@ from infoflow_kv.models.fingerprint import weights_fingerprint
 from infoflow_kv.models.plain import plain_copy
 from infoflow_kv.models.probe import Support
 from infoflow_kv.models.rotary import Rotary, RotaryTables
-from infoflow_kv.records import ModelIdentity
+from infoflow_kv.models.vision import Vision
+from infoflow_kv.records import ModelIdentity, VisualRows
 from infoflow_kv.shapes import Float, Int, Tensor
 
 
@@ -30,6 +31,7 @@ class LanguageModel:
         self.name = name
         # Method → the layer set that suits this model, where it was measured (`layers="auto"` of the engine).
         self.layer_sets: Mapping[str, str] = {}
+        self.vision: Vision | None = None  # of a model that reads images
         self.dtype: torch.dtype = hf.dtype
         self.device: torch.device = hf.device
         self.num_layers = support.num_layers
@@ -90,22 +92,30 @@ class LanguageModel:
         attend: hooks.Attend,
         num_logits: int = 0,
         write: hooks.Write | None = None,
+        visual: VisualRows | None = None,
     ) -> Float[Tensor, "logit_rows vocab"] | None:
         """float32 logits of the last `num_logits` rows; None for 0 rows or when `attend` raised `StopForward`.
 
         `write`: takes the last layer's keys and values of all rows; that layer then attends for the last `num_logits`
         rows alone, as nothing else of it is wanted. `attend` is called for these there, after `write`.
 
+        `visual`: rows (its `slots` are indices of rows here) that read something else than their tokens' embeddings.
+
         Every layer's attention is `attend`; ComputeError if a layer did not come by (its KV would be silently wrong) or
         if the logits are not finite.
         """
         call = hooks.AttentionCall(rotary, attend, self._support.windows, write=write, num_whole=num_logits)
+        read: dict[str, Tensor] = {"input_ids": token_ids[None].to(self.device)}
+        if visual is not None and visual.slots.numel():
+            call.visual, call.layer_rows = visual.slots, visual.layer_rows
+            embeddings = self._hf.get_decoder().get_input_embeddings()(read["input_ids"])
+            read = {"inputs_embeds": embeddings.index_copy(1, visual.slots, visual.embeddings[None])}
         target = self._hf if num_logits else self._hf.get_decoder()
         extra = {"logits_to_keep": num_logits} if num_logits else {}
         with torch.inference_mode():
             try:
                 out = target(
-                    input_ids=token_ids[None].to(self.device),
+                    **read,
                     position_ids=positions[None].to(self.device),
                     use_cache=False,
                     infoflow=call,

@@ -111,16 +111,19 @@ class Rotary:
         self._apply = apply
         self._like = torch.empty(1, 1, 1, dtype=dtype, device=device)
 
-    def tables(self, positions: Int[Tensor, " tokens"]) -> RotaryTables:
-        """cos and sin at these positions, in the regime of the largest position seen by this object."""
+    def tables(self, positions: Int[Tensor, "*stack tokens"]) -> RotaryTables:
+        """cos and sin at these positions, in the regime of the largest position seen by this object. Models whose
+        positions have several axes take `[axes, tokens]`, or `[tokens]` for the same on all of them."""
         # `forward` itself, not the module call: the call would run the identity hook.
         forward = type(self._module).forward
         positions = positions.to(self._like.device)
+        if positions.ndim == 2 and positions.shape[0] == 1:
+            positions = positions[0]
         with torch.no_grad():
             tables: dict[str | None, tuple[Tensor, Tensor]] = {}
             for layer_type in dict.fromkeys(self._layer_types):
                 extra = {} if layer_type is None else {"layer_type": layer_type}
-                tables[layer_type] = forward(self._module, self._like, positions[None], **extra)
+                tables[layer_type] = forward(self._module, self._like, positions.unsqueeze(-2), **extra)
         return RotaryTables(tables, self._layer_types, self._rotated_layers, self._apply)
 
     def fingerprint(self, num_tokens: int) -> str:

@@ -15,6 +15,7 @@ from infoflow_kv.models.hooks import AttentionInput, Narrowed
 from infoflow_kv.models.model import LanguageModel
 from infoflow_kv.models.rotary import RotaryTables
 from infoflow_kv.ops import Staircase
+from infoflow_kv.records import VisualRows
 from infoflow_kv.shapes import Bool, Float, Int, Tensor
 
 # Called in each layer after the rows' K/V were written, with the layer's input, key slots and value slots. Returns the
@@ -51,12 +52,14 @@ def forward_rows(
     on_layer: OnLayer | None = None,
     rule: RowRule | None = None,
     attends_last: bool = False,
+    visual: VisualRows | None = None,
 ) -> Float[Tensor, "logit_rows vocab"] | None:
     """float32 logits of the last `num_logits` rows in rank order, or None; writes the rows' K/V into their slots.
 
     Rows may come in any order; they are sorted by rank, which must not repeat. `rotary` belongs to `positions`.
     `rule` may drop rows on the way, but never one of the last `num_logits`. In the last layer rows without logits leave
     their K/V and go no further; `attends_last`: they attend there too, for what `on_layer` makes of their queries.
+    `visual`: what the layers read in some slots instead of tokens; of those that are computed here it counts.
     """
     if not 0 <= num_logits <= ranks.numel():
         raise ComputeError(f"{num_logits} logit rows were asked of {ranks.numel()} rows")
@@ -64,6 +67,7 @@ def forward_rows(
     if ranks.numel() > 1 and not bool((ranks[1:] > ranks[:-1]).all()):
         raise ComputeError("two rows have the same rank; each slot can be computed only once in a forward")
     token_ids, positions, rotary = token_ids[order], positions[order], rotary.at(order)
+    read = None if visual is None else visual_of(visual, ranks)
 
     current = Staircase(ranks)
     is_written = False
@@ -102,4 +106,14 @@ def forward_rows(
             raise ComputeError("a row whose logits are wanted was dropped on the way")
         return Narrowed(out, kept)
 
-    return model.forward(token_ids, positions, rotary, attend, num_logits, write=None if attends_last else write_last)
+    last = None if attends_last else write_last
+    return model.forward(token_ids, positions, rotary, attend, num_logits, write=last, visual=read)
+
+
+def visual_of(visual: VisualRows, ranks: Int[Tensor, " rows"]) -> VisualRows:
+    """The part of `visual` that stands in the slots `ranks` (ascending), its own slots being rows of these."""
+    place = torch.searchsorted(visual.slots, ranks)
+    place = place.clamp_max(visual.slots.numel() - 1)
+    found = torch.nonzero(visual.slots[place] == ranks)[:, 0]
+    taken = place[found]
+    return VisualRows(found, visual.embeddings[taken], visual.layer_rows[:, taken])

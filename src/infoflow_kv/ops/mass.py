@@ -46,7 +46,7 @@ def attention_mass(
         masked_from = int(part_ranks[0]) if spec.window is None else 0
         mask = visible(part_ranks, masked_from, filled, spec.window).repeat(group, 1)
         logits = masked_logits(part.reshape(kv_heads, -1, part.shape[2]), keys[:, :filled], mask, spec)
-        weights = torch.softmax(with_sinks(logits, spec, group), dim=-1)
+        weights = torch.softmax(with_sinks(logits, spec, group), dim=-1, dtype=torch.float32)
         out = by_head(weights[..., :filled].to(values.dtype), values[:, :filled])
         outs.append(out.view(query.shape[0], part.shape[1], -1))
         if reduction == "entropy":

@@ -35,12 +35,12 @@ def masked_logits(
     mask: Bool[Tensor, "packed masked"],
     spec: AttentionSpec,
 ) -> Float[Tensor, "kv_heads packed part"]:
-    """float32 attention logits with scale, softcap and mask applied; `mask` is that of the last slots, where all rows
-    see those before."""
+    """Attention logits with scale, softcap and mask applied, in the dtype of the product (softcap: float32), for a
+    softmax in float32. `mask` is that of the last slots, where all rows see those before."""
     # Scaled first: float16 overflows at 65,504.
-    logits = by_head(packed * spec.scale, keys.transpose(1, 2)).float()
+    logits = by_head(packed * spec.scale, keys.transpose(1, 2))
     if spec.softcap is not None:
-        logits = torch.tanh(logits / spec.softcap) * spec.softcap
+        logits = torch.tanh(logits.float() / spec.softcap) * spec.softcap
     logits[..., logits.shape[-1] - mask.shape[-1] :].masked_fill_(~mask, float("-inf"))
     return logits
 
@@ -51,7 +51,10 @@ def by_head(
     """The product for each K/V head."""
     if left.device.type == "cpu" and left.dtype == torch.bfloat16:
         # The batched product would copy keys or values first, which are a part of a larger tensor.
-        return torch.stack([torch.mm(a, b) for a, b in zip(left, right, strict=True)])
+        out = left.new_empty(left.shape[0], left.shape[1], right.shape[2])
+        for a, b, product in zip(left, right, out, strict=True):
+            torch.mm(a, b, out=product)
+        return out
     return left @ right
 
 
@@ -63,4 +66,4 @@ def with_sinks(
         return logits
     kv_heads, packed, _ = logits.shape
     column = spec.sinks.float().reshape(kv_heads, group, 1).expand(-1, -1, packed // group).reshape(kv_heads, packed, 1)
-    return torch.cat([logits, column], dim=-1)
+    return torch.cat([logits.float(), column], dim=-1)

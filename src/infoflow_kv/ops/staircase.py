@@ -190,7 +190,8 @@ def in_blocks(
             # with_sinks asks for one head after the other.
             split = part.view(kv_heads, len(part_ranks), group, -1).transpose(1, 2).reshape(part.shape)
             logits = masked_logits(split, k, visible(part_ranks, low, high, window).repeat(group, 1), spec)
-            block = torch.softmax(with_sinks(logits, spec, group), dim=-1)[..., : k.shape[1]].to(v.dtype) @ v
+            weights = torch.softmax(with_sinks(logits, spec, group), dim=-1, dtype=torch.float32)
+            block = weights[..., : k.shape[1]].to(v.dtype) @ v
             out[:, rows] = block.view(kv_heads, group, len(part_ranks), -1).transpose(1, 2).reshape(part.shape)
     return unpack(out, query.shape)
 

@@ -4,7 +4,7 @@ import torch
 
 from infoflow_kv.records import Context
 from infoflow_kv.select.base import Scene
-from infoflow_kv.shapes import Float, Tensor
+from infoflow_kv.shapes import Float, Int, Tensor
 
 
 class ChunkStarts:
@@ -12,8 +12,8 @@ class ChunkStarts:
 
     def score(self, scene: Scene) -> Float[Tensor, " context"]:
         scores = torch.zeros(scene.context.num_tokens)
-        for span in scene.context.spans:
-            scores[span.start : span.stop] = -torch.arange(span.num_tokens, dtype=torch.float32)
+        for slots in parts(scene.context):
+            scores[slots] = -torch.arange(slots.numel(), dtype=torch.float32)
         return scores.to(scene.context.keys.device)
 
 
@@ -30,7 +30,12 @@ class Seams:
 
 def tokens_at_starts(context: Context, k: int) -> int:
     """How many tokens are the first `k` of every chunk outside the exact prefix."""
-    return sum(min(k, s.num_tokens) for s in context.spans if s.start >= context.exact_tokens)
+    return sum(min(k, slots.numel()) for slots in parts(context) if int(slots[0]) >= context.exact_tokens)
+
+
+def parts(context: Context) -> tuple[Int[Tensor, " part"], ...]:
+    """The slots of everything that was prefilled apart: tiles of images where there are some, else the chunks."""
+    return context.cells or tuple(torch.arange(span.start, span.stop) for span in context.spans)
 
 
 def tokens_at_seams(context: Context, k: int) -> int:

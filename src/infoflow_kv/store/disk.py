@@ -18,10 +18,10 @@ from infoflow_kv.store.format import (
     NewerChunkError,
     digest_of,
     pack,
-    payload_bytes,
     unpack,
 )
 from infoflow_kv.store.inspection import inspect
+from infoflow_kv.store.payload import payload_bytes
 from infoflow_kv.store.protocol import StoreCounters, Tally
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,8 @@
 
 The encoding is our own and not JSON's or pickle's, so that it is the same in every process, on every machine and in
 every Python version, and so that no two identities can share an encoding: each field carries its tag, its type and its
-length, and every field is always present.
+length, and every field is always present. The one exception: a text chunk is encoded without the two fields of a chunk
+with images, as format version 1; with them it is version 2, so that keys and files of text are what they always were.
 """
 
 import hashlib
@@ -16,12 +17,15 @@ from typing import Any
 from infoflow_kv.errors import InfoFlowError, OptionError, StoreError
 from infoflow_kv.records import ChunkIdentity
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # the latest; `version_of` says which one a chunk has
+# A record of this quantisation holds no KV and so none of a chunk's inputs either, whatever they were.
+MOVEMENT = "movement-2"
 
 _DOMAIN = b"infoflow-kv chunk identity"
 _INTS = tuple[int, ...]
 _MAX_INT = 2**63 - 1
 _KEY_PATTERN = re.compile(r"[0-9a-f]{64}")
+_INPUT_FIELDS = frozenset({"inputs", "inputs_layout"})
 
 
 def key(identity: ChunkIdentity) -> str:
@@ -32,11 +36,15 @@ def key(identity: ChunkIdentity) -> str:
 def encode(identity: ChunkIdentity) -> bytes:
     """The canonical bytes of an identity: domain, format version, then every field as tag, type, length and value.
 
-    Raises OptionError for a missing, misspelt or mistyped field: never a weaker key.
+    Raises OptionError for a missing, misspelt or mistyped field, or inputs that cannot be: never a weaker key.
     """
-    parts = [_sized(_DOMAIN), _value(FORMAT_VERSION)]
-    parts += [_sized(tag.encode()) + _value(value) for tag, value in _flatten(identity)]
-    return b"".join(parts)
+    parts = [_sized(tag.encode()) + _value(value) for tag, value in _flatten(identity)]
+    return b"".join([_sized(_DOMAIN), _value(version_of(identity)), *parts])
+
+
+def version_of(identity: ChunkIdentity) -> int:
+    """The format version of the chunk's key and file: 1 for text, 2 for a chunk with images."""
+    return 2 if identity.inputs else 1
 
 
 def to_json(identity: ChunkIdentity) -> str:
@@ -68,6 +76,8 @@ def from_fields(given: object) -> ChunkIdentity:
         _flatten(identity)
     except OptionError as error:
         raise StoreError(str(error)) from None
+    if not identity.inputs and isinstance(given, dict) and _INPUT_FIELDS & given.keys():
+        raise StoreError("identity.inputs is empty; the identity of a text chunk is written without it")
     return identity
 
 
@@ -97,8 +107,33 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _flatten(identity: ChunkIdentity) -> list[tuple[str, Any]]:
-    """(tag, value) of every field, in the records' own order, with each type checked exactly."""
-    return _walk(ChunkIdentity, identity, "")
+    """(tag, value) of every field that is encoded, in the records' own order, with each type checked exactly."""
+    found = _walk(ChunkIdentity, identity, "")
+    _check_inputs(identity)
+    return found if identity.inputs else [(tag, value) for tag, value in found if tag not in _INPUT_FIELDS]
+
+
+def _check_inputs(identity: ChunkIdentity) -> None:
+    """Nothing. Raises OptionError unless digest and sizes of the inputs, typed right, can be those of one chunk."""
+    sizes = identity.inputs_layout
+    if identity.inputs and not _KEY_PATTERN.fullmatch(identity.inputs):
+        raise OptionError("identity.inputs must be 64 lowercase hex digits, or empty for text")
+    if not identity.inputs or identity.quantisation == MOVEMENT:
+        if sizes:
+            kind = "of a record of movement" if identity.inputs else "of text, which has no inputs"
+            raise OptionError(f"identity.inputs_layout {kind} must be empty, given {len(sizes)} numbers")
+        return
+    if len(sizes) != 4:
+        raise OptionError(
+            "identity.inputs_layout must be visual tokens, hidden, early-layer rows and axes, "
+            f"given {len(sizes)} numbers"
+        )
+    visual, hidden, _, axes = sizes
+    if not 1 <= visual <= len(identity.token_ids) or hidden < 1 or axes < 1:
+        raise OptionError(
+            "identity.inputs_layout needs one visual token or more, no more than the chunk has tokens, and a hidden "
+            "size and a number of axes of 1 or more"
+        )
 
 
 def _walk(record: Any, given: object, prefix: str) -> list[tuple[str, Any]]:
@@ -163,12 +198,16 @@ def _build(record: Any, given: object, path: str) -> Any:
     if not isinstance(given, dict):
         raise StoreError(f"{path} must be an object, given {type(given).__name__}")
     names = {field.name for field in fields(record)}
+    if record is ChunkIdentity and not _INPUT_FIELDS & given.keys():
+        names -= _INPUT_FIELDS
     if missing := sorted(names - given.keys()):
         raise StoreError(f"{path} lacks {', '.join(missing)}")
     if unknown := given.keys() - names:
         raise StoreError(f"{path} has {len(unknown)} unknown fields; expected only {', '.join(sorted(names))}")
     values = {}
     for field in fields(record):
+        if field.name not in names:
+            continue
         value = given[field.name]
         if isinstance(field.type, type) and is_dataclass(field.type):
             value = _build(field.type, value, f"{path}.{field.name}")

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 from infoflow_kv.errors import StoreError
-from infoflow_kv.store.identity import FORMAT_VERSION, dump_json, parse_json
+from infoflow_kv.store.identity import dump_json, parse_json
 
 MARKER = "infoflow-store.json"
+# Of the folder. It stays 1 as long as an older release finds its way here: each file has a format version of its own.
+STORE_VERSION = 1
 TEMPORARY = "tmp"
 QUARANTINE = "quarantine"
 SUFFIX = ".safetensors"
@@ -120,9 +122,7 @@ def has_marker(root: Path) -> bool:
 
 def read_marker(root: Path) -> None:
     """Nothing. Raises FileNotFoundError without a marker, StoreError if it names another format or cannot be read."""
-    advice = (
-        f'if this is a store of format {FORMAT_VERSION}, write {{"format_version": {FORMAT_VERSION}}} into that file'
-    )
+    advice = f'if this is a store of format {STORE_VERSION}, write {{"format_version": {STORE_VERSION}}} into that file'
     try:
         marker = parse_json((root / MARKER).read_bytes())
     except StoreError as error:
@@ -130,16 +130,16 @@ def read_marker(root: Path) -> None:
     version = marker.get("format_version") if isinstance(marker, dict) else None
     if type(version) is not int or version < 1:
         raise StoreError(f"'{root / MARKER}' names no format version; {advice}")
-    if version > FORMAT_VERSION:
+    if version > STORE_VERSION:
         raise StoreError(
-            f"store '{root}' has format version {version}, this release reads up to {FORMAT_VERSION}; "
+            f"store '{root}' has format version {version}, this release reads up to {STORE_VERSION}; "
             "upgrade infoflow-kv or use another folder"
         )
 
 
 def marker_bytes() -> bytes:
     """The content of a new marker file."""
-    return dump_json({"format_version": FORMAT_VERSION}).encode() + b"\n"
+    return dump_json({"format_version": STORE_VERSION}).encode() + b"\n"
 
 
 def is_empty(root: Path) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infoflow_kv.errors import OptionError, StoreError
-from infoflow_kv.records import ChunkIdentity, ChunkKV
+from infoflow_kv.records import ChunkIdentity, ChunkInputs, ChunkKV
 from infoflow_kv.store import identity as identities
-from infoflow_kv.store.format import check_chunk
+from infoflow_kv.store.payload import check_chunk
 from infoflow_kv.store.protocol import StoreCounters, Tally
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Held:
     chunk: ChunkKV
-    versions: tuple[int, int]
+    versions: tuple[int, ...]
 
 
 class MemoryStore:
@@ -81,7 +81,7 @@ class MemoryStore:
         except StoreError:
             self._tally.add("write_failures")
             raise
-        own = ChunkKV(chunk.identity, _copy(chunk.keys), _copy(chunk.values))
+        own = _own(chunk)
         with self._lock:
             if key in self._held:
                 self._forget(key)
@@ -115,6 +115,16 @@ class MemoryStore:
         self._num_bytes -= self._held.pop(key).chunk.num_bytes
 
 
+def _own(chunk: ChunkKV) -> ChunkKV:
+    given = chunk.inputs
+    inputs = None
+    if given is not None:
+        inputs = ChunkInputs(
+            _copy(given.positions), _copy(given.visual), _copy(given.embeddings), _copy(given.layer_rows)
+        )
+    return ChunkKV(chunk.identity, _copy(chunk.keys), _copy(chunk.values), inputs)
+
+
 def _copy(tensor: "Tensor") -> "Tensor":
     """An own, contiguous copy, made outside inference mode so that torch counts later writes into it."""
     import torch
@@ -123,5 +133,8 @@ def _copy(tensor: "Tensor") -> "Tensor":
         return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _versions(chunk: ChunkKV) -> tuple[int, int]:
-    return chunk.keys._version, chunk.values._version
+def _versions(chunk: ChunkKV) -> tuple[int, ...]:
+    tensors = [chunk.keys, chunk.values]
+    if (inputs := chunk.inputs) is not None:
+        tensors += [inputs.positions, inputs.visual, inputs.embeddings, inputs.layer_rows]
+    return tuple(tensor._version for tensor in tensors)

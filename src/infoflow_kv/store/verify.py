@@ -39,7 +39,10 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """One line of `store ls`. `problem` is empty for a readable header; otherwise the fields from it are empty."""
+    """One line of `store ls`. `problem` is empty for a readable header; otherwise the fields from it are empty.
+
+    visual_tokens: how many of the tokens stand for parts of images; 0 for text, and for a record that is no KV.
+    """
 
     key: str
     tokens: int
@@ -49,6 +52,7 @@ class ChunkRecord:
     namespace: str
     mtime: float
     problem: str = ""
+    visual_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +165,15 @@ def _record(root: Path, key: str, info: os.stat_result) -> ChunkRecord:
     except (DamagedChunkError, NewerChunkError) as error:
         return ChunkRecord(key, 0, info.st_size, "", "", "", info.st_mtime, str(error))
     model = identity.model
-    num_tokens = len(identity.token_ids)
     return ChunkRecord(
-        key, num_tokens, info.st_size, model.dtype, model.weights[:12], identity.namespace, info.st_mtime
+        key,
+        tokens=len(identity.token_ids),
+        num_bytes=info.st_size,
+        dtype=model.dtype,
+        weights=model.weights[:12],
+        namespace=identity.namespace,
+        mtime=info.st_mtime,
+        visual_tokens=identity.inputs_layout[0] if identity.inputs_layout else 0,
     )
 
 

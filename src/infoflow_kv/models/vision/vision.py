@@ -1,0 +1,83 @@
+"""A model's images as the rooms ask for them: the chunk side of an adapter, and its features by content."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from infoflow_kv.errors import ComputeError, OptionError
+from infoflow_kv.models.pictures import Picture, read_picture
+from infoflow_kv.models.vision.adapter import Prepared, VisionAdapter, digest
+from infoflow_kv.models.vision.tower_cache import TowerCache
+from infoflow_kv.records import ChunkImages, ChunkInputs
+from infoflow_kv.shapes import Int, Tensor
+
+TOWER_CACHE_BYTES = 256 * 2**20
+
+
+class Vision:
+    """What a vision-language model does with pictures. Thread-safe; `towers` counts how often the tower ran.
+
+    `tiles`: k of the k × k tiles in which each picture is prefilled (1: whole), as in the paper's Table 4.
+    """
+
+    def __init__(self, adapter: VisionAdapter, cache_bytes: int = TOWER_CACHE_BYTES) -> None:
+        self.adapter = adapter
+        self.towers = TowerCache(cache_bytes)
+
+    def read(self, source: Any) -> Picture:
+        """The picture of a path or of bytes; DocumentError where there is none that can be read."""
+        return read_picture(source)
+
+    def prepare(self, picture: Picture) -> Prepared:
+        """The picture's tokens; DocumentError where this model's processor cannot take it."""
+        return self.adapter.prepare(picture)
+
+    def images(self, token_ids: Sequence[int], prepared: Sequence[Prepared], tiles: int = 1) -> ChunkImages:
+        """The images of a chunk whose tokens are these; `prepared` in the order in which they stand there."""
+        if not isinstance(tiles, int) or isinstance(tiles, bool) or tiles < 1:
+            raise OptionError(f"tiles is {tiles!r}; expected a whole number of at least 1 (1: images are not cut)")
+        positions = self.adapter.positions(token_ids, prepared)
+        visual = torch.nonzero(torch.tensor(list(token_ids)) == self.adapter.image_token_id)[:, 0].to(torch.int32)
+        found = int(visual.numel())
+        if found != sum(one.num_visual for one in prepared):
+            raise ComputeError(f"a chunk holds {found} image tokens, its images are of another number")
+        cells = self._cells(token_ids, visual, prepared, tiles) if tiles > 1 else ()
+        keys = [one.key for one in prepared]
+        return ChunkImages(
+            key=digest("images", self.adapter.name, str(tiles if cells else 1), *keys),
+            layout=(found, self.adapter.hidden, self.adapter.num_early, self.adapter.num_axes),
+            positions=positions,
+            visual=visual,
+            cells=cells,
+            prepared=tuple(prepared),
+        )
+
+    def inputs(self, images: ChunkImages) -> ChunkInputs:
+        """What the layers read where these images are; the tower runs for those that it has not seen lately."""
+        encoded = [self.towers.get(one.key, partial(self.adapter.encode, one)) for one in images.prepared]
+        return ChunkInputs(
+            positions=images.positions,
+            visual=images.visual,
+            embeddings=torch.cat([one.embeddings for one in encoded]),
+            layer_rows=torch.cat([one.layer_rows for one in encoded], dim=1),
+        )
+
+    def _cells(
+        self, token_ids: Sequence[int], visual: Int[Tensor, " visual"], prepared: Sequence[Prepared], tiles: int
+    ) -> tuple[Int[Tensor, " cell"], ...]:
+        """Runs of text, and the tiles of each picture, in the order of their first tokens."""
+        cells = []
+        first = 0
+        for one in prepared:
+            own = visual[first : first + one.num_visual].long()
+            cells += [own[tile] for tile in self.adapter.tiles(one, tiles)]
+            first += one.num_visual
+        is_visual = torch.zeros(len(token_ids), dtype=torch.bool)
+        is_visual[visual.long()] = True
+        for seen, run in groupby(range(len(token_ids)), key=lambda index: bool(is_visual[index])):
+            if not seen:
+                cells.append(torch.tensor(list(run)))
+        return tuple(sorted(cells, key=lambda cell: int(cell[0])))

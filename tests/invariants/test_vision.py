@@ -1,0 +1,172 @@
+"""Images: full recomputation from the store alone is what plain Transformers gives for pixels; reuse runs no tower.
+
+The reference is another copy of the model in plain Transformers, with the pictures' pixels.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import tiny_vlm
+import torch
+from tolerance import TINY_LOGITS, assert_close
+
+from infoflow_kv import DiskStore, Engine, MemoryStore
+from infoflow_kv.models import LanguageModel, hooks
+from infoflow_kv.records import Document, Image, Prompt
+from infoflow_kv.supply import Supply
+
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "idefics3")
+QUESTION = "Who counts the boats?"
+
+
+def drawn(width: int, height: int, seed: int) -> Image:
+    return Image(tiny_vlm.encoded_file(tiny_vlm.image(width, height, seed)))
+
+
+HARBOUR, TOWER, MAP = drawn(150, 90, 1), drawn(60, 140, 2), drawn(90, 90, 3)
+DOCUMENTS = (
+    Document(parts=("The boats of Saltmere.", HARBOUR, "Left: the keeper."), title="Harbour"),
+    Document("The keeper counts the boats every evening, and the lamp is lit when he is done."),
+    Document(parts=(TOWER,)),
+    Document(parts=("A map.", MAP, "Some words.", TOWER)),
+)
+
+
+@dataclass
+class Case:
+    family: str
+    model: LanguageModel
+    reference: Any
+
+    def engine(self, store: Any = None, budget: float = 1.0, **options: Any) -> Engine:
+        method = options.pop("method", "infoflow")
+        return Engine(self.model, store, method=method, budget=budget, layers="all", **options)
+
+    def expected(self, prompt: Prompt, more: tuple[int, ...] = ()) -> torch.Tensor:
+        """The logits behind the prompt (and `more`) of plain Transformers, with pixels."""
+        pictures = [one.picture for chunk in prompt.chunks if chunk.images for one in chunk.images.prepared]
+        given = tiny_vlm.reference_inputs(self.family, prompt.token_ids + more, pictures)
+        with torch.no_grad():
+            logits = self.reference(**given, use_cache=False).logits[0].float()
+        self.reference.model.rope_deltas = None
+        return logits[-1 - len(more) :]
+
+    @property
+    def runs(self) -> int:
+        return int(self.model.vision.towers.runs)
+
+    def forget(self) -> None:
+        """No picture was seen by the tower before."""
+        self.model.vision.towers.__init__(self.model.vision.towers.max_bytes)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request):
+    reference = tiny_vlm.hf_model(request.param)
+    return Case(request.param, tiny_vlm.model(request.param), reference)
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 0, 1)], ids=["given", "moved"])
+def test_full_recomputation_from_the_store_alone_is_full_prefill(case, tiles, order, tmp_path, monkeypatch):
+    documents = [DOCUMENTS[place] for place in order]
+    forced = (7, 11, 13)
+    engine = case.engine(DiskStore(tmp_path), tiles=tiles)
+    prompt = engine.prompt(QUESTION, documents)
+    expected = case.expected(prompt, forced)
+    cold = engine.run(prompt, forced_ids=forced)
+    assert cold.usage.cached_chunks == 0
+    assert_close(cold.logits, expected, TINY_LOGITS)
+    # From here on the tower must not run: what the layers read has to come from the store.
+    monkeypatch.setattr(Supply, "_inputs", lambda self, chunk: pytest.fail("an image was looked at again"))
+    warm = case.engine(DiskStore(tmp_path), tiles=tiles).run(prompt, forced_ids=forced)
+    assert warm.usage.cached_chunks == len(prompt.chunks)
+    assert warm.usage.prefilled_tokens == 0
+    assert torch.equal(warm.logits, cold.logits)
+
+
+def test_full_prefill_by_the_engine_is_that_of_transformers(case):
+    engine = case.engine(method="full")
+    prompt = engine.prompt(QUESTION, DOCUMENTS)
+    assert_close(engine.run(prompt).logits, case.expected(prompt), TINY_LOGITS)
+
+
+def test_an_image_is_reused_in_another_request_at_another_place(case):
+    case.forget()
+    store = MemoryStore()
+    case.engine(store).run(case.engine(store).prompt(QUESTION, DOCUMENTS))
+    runs = case.runs
+    assert runs == 3  # the tower stands in two documents
+    engine = case.engine(store)
+    prompt = engine.prompt("What is on the map?", [DOCUMENTS[2], Document("Other words stand here."), DOCUMENTS[0]])
+    run = engine.run(prompt)
+    assert case.runs == runs
+    assert run.usage.cached_chunks == 2
+    assert run.usage.prefilled_tokens == sum(c.num_tokens for c in prompt.chunks if c.images is None)
+    assert_close(run.logits, case.expected(prompt), TINY_LOGITS)
+
+
+def test_the_error_of_partial_recomputation_falls_with_the_budget(case):
+    store = MemoryStore()
+    prompt = case.engine(store).prompt(QUESTION, DOCUMENTS)
+    expected = case.expected(prompt)
+    errors = [
+        float((case.engine(store, budget=budget, tiles=2).run(prompt).logits - expected).abs().max())
+        for budget in (0.0, 0.5, 1.0)
+    ]
+    assert errors[0] > errors[2]
+    assert errors[1] > errors[2]
+    assert errors[0] > 100 * TINY_LOGITS * float(expected.abs().max())  # else nothing here could fail
+
+
+@pytest.mark.parametrize("method", ["none", "infoflow", "cacheblend", "epic", "influence"])
+def test_every_method_takes_images(case, method):
+    engine = case.engine(MemoryStore(), budget=0.3, method=method, tiles=2)
+    run = engine.run(engine.prompt(QUESTION, DOCUMENTS))
+    assert bool(torch.isfinite(run.logits).all())
+    assert (run.usage.recomputed_tokens > 0) == (method != "none")
+
+
+@pytest.mark.parametrize("geometry", ["HL-HP", "HL-TP", "TL-TP"])
+def test_geometry_and_reorder_keep_full_recomputation_exact(case, geometry):
+    engine = case.engine(MemoryStore(), geometry=geometry, reorder=True, budget=0.4)
+    run = engine.run(engine.prompt(QUESTION, DOCUMENTS))
+    assert sorted(run.order) == list(range(len(run.prompt.chunks)))
+    whole = engine.run(run.prompt, budget=1.0)
+    assert_close(whole.logits, case.expected(whole.prompt), TINY_LOGITS)
+
+
+def test_decoding_goes_on_at_the_position_behind_the_images(case):
+    """Eight greedy tokens, each against a full forward over all before it; by slot numbers they would differ."""
+    engine = case.engine(MemoryStore())
+    answer = engine.answer(QUESTION, DOCUMENTS, max_new_tokens=8)
+    prompt = engine.prompt(QUESTION, DOCUMENTS)
+    logits = case.expected(prompt, answer.token_ids[:-1])
+    assert logits.argmax(dim=-1).tolist() == list(answer.token_ids)
+    run = engine.run(prompt, forced_ids=answer.token_ids[:-1])
+    assert_close(run.logits, logits, TINY_LOGITS)
+    assert (run.context.shift < 0) == (case.model.vision.adapter.num_axes == 3)
+
+
+def test_without_the_early_layers_rows_it_is_not_full_prefill(case, monkeypatch):
+    """The ablation: features of the tower that are added behind the first layers, left out as in released code."""
+    if not case.model.vision.adapter.num_early:
+        pytest.skip("this family adds no rows to early layers")
+    engine = case.engine(MemoryStore())
+    prompt = engine.prompt(QUESTION, DOCUMENTS)
+    expected = case.expected(prompt)
+    right = engine.run(prompt).logits
+    monkeypatch.setattr(hooks, "_rows_of", lambda call, layer: None)
+    wrong = engine.run(prompt).logits
+    assert_close(right, expected, TINY_LOGITS)
+    assert float((wrong - expected).abs().max()) > 1000 * float((right - expected).abs().max())
+
+
+def test_nothing_is_left_on_the_model(case):
+    engine = case.engine(MemoryStore())
+    engine.answer(QUESTION, DOCUMENTS, max_new_tokens=2)
+    text = engine.answer(QUESTION, ["The keeper counts the boats."], max_new_tokens=4)
+    again = case.engine(MemoryStore()).answer(QUESTION, ["The keeper counts the boats."], max_new_tokens=4)
+    assert text.token_ids == again.token_ids
+    assert getattr(case.model.vision.adapter._model, "rope_deltas", None) is None
