@@ -34,6 +34,11 @@ PATCH = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}
 VIEW = 32
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "idefics3", "qwen2_vl", "qwen3_vl_moe", "smolvlm")
 
+# With Transformers 5.16 Qwen2-VL's rotary function has another name, and Idefics' PIL processor asks for torchvision:
+# both are refused there, with the reason. Qwen3-VL works.
+OLD = tuple(map(int, tf.__version__.split(".")[:2])) < (5, 24)
+TOO_OLD = f"Transformers {tf.__version__} is too old for the images of this family"
+
 
 def is_qwen(family: str) -> bool:
     return family in PATCH

@@ -55,7 +55,7 @@ def span_of(place: Place) -> int:
 
 def shift_of(chunks: Sequence[Chunk]) -> int:
     """What is added to a slot behind these chunks to get its RoPE position: an image takes fewer positions than slots
-    (docs/method.md, section 9)."""
+    (docs/method.md, section 12)."""
     return sum(span_of(place) - chunk.num_tokens for place, chunk in zip(places_of(chunks), chunks, strict=True))
 
 

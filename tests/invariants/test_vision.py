@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import tiny_vlm
 import torch
-from tolerance import TINY_LOGITS, assert_close
 
+import tiny_vlm
 from infoflow_kv import DiskStore, Engine, MemoryStore
 from infoflow_kv.models import LanguageModel, hooks
-from infoflow_kv.records import Document, Image, Prompt
+from infoflow_kv.positions import request_positions
+from infoflow_kv.records import Document, Image, Prompt, Selection
+from infoflow_kv.repairing import repair
+from infoflow_kv.select import num_selected
 from infoflow_kv.supply import Supply
+from tolerance import TINY_LOGITS, assert_close
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "idefics3")
 QUESTION = "Who counts the boats?"
@@ -63,6 +66,8 @@ class Case:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request):
+    if tiny_vlm.OLD and request.param != "qwen3_vl":
+        pytest.skip(tiny_vlm.TOO_OLD)
     reference = tiny_vlm.hf_model(request.param)
     return Case(request.param, tiny_vlm.model(request.param), reference)
 
@@ -170,3 +175,83 @@ def test_nothing_is_left_on_the_model(case):
     again = case.engine(MemoryStore()).answer(QUESTION, ["The keeper counts the boats."], max_new_tokens=4)
     assert text.token_ids == again.token_ids
     assert getattr(case.model.vision.adapter._model, "rope_deltas", None) is None
+
+
+class DropsEverySecond:
+    """Half of the context's rows leave after layer 0, another half after layer 1."""
+
+    def __init__(self, num_context: int) -> None:
+        self.num_context = num_context
+
+    def writes(self, layer: int, ranks: torch.Tensor) -> None:
+        return None
+
+    def kept(self, given: Any, ranks: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
+        if given.layer > 1:
+            return None
+        index = torch.arange(ranks.numel())
+        return index[(index % 2 == 0) | (ranks >= self.num_context)]
+
+
+def test_rows_that_leave_early_take_their_early_rows_with_them(case):
+    """From true KV, whatever rows run and wherever they leave, the prompt's logits are those of full prefill."""
+    engine = case.engine(method="full")
+    prompt = engine.prompt(QUESTION, DOCUMENTS)
+    run = engine.run(prompt)
+    suffix = torch.tensor(prompt.suffix_ids)
+    tables = run.rotary.tables(request_positions(prompt, suffix.numel()))
+    for first in (0, 1, 5):
+        rows = Selection(torch.arange(first, run.context.num_tokens))
+        logits = repair(case.model, run.context, rows, suffix, tables, rule=DropsEverySecond(run.context.num_tokens))
+        assert_close(logits, case.expected(prompt), TINY_LOGITS)
+
+
+@pytest.mark.parametrize("kind", ["visual", "text"])
+def test_only_tokens_of_a_kind_are_recomputed(case, kind):
+    store = MemoryStore()
+    for budget in (0.5, 1.0):
+        engine = case.engine(store, budget=budget, repair_tokens=kind)
+        run = engine.run(engine.prompt(QUESTION, DOCUMENTS))
+        is_visual = torch.zeros(run.context.num_tokens, dtype=torch.bool)
+        is_visual[run.context.visual.slots] = True
+        wanted = is_visual if kind == "visual" else ~is_visual
+        open_slots = torch.nonzero(wanted)[:, 0]
+        open_slots = open_slots[open_slots >= run.context.exact_tokens]
+        chosen = run.selection.slots
+        assert bool(wanted[chosen].all())
+        assert chosen.numel() == num_selected(budget, open_slots.numel())
+
+
+def test_epic_takes_the_first_tokens_of_every_tile(case):
+    engine = case.engine(MemoryStore(), method="epic", budget=0.3, tiles=2)
+    run = engine.run(engine.prompt(QUESTION, DOCUMENTS))
+    cells = [cell for cell in run.context.cells if int(cell[0]) >= run.context.exact_tokens]
+    assert len(cells) > len(run.context.spans)
+    assert {int(cell[0]) for cell in cells} <= set(run.selection.slots.tolist())
+
+
+def test_one_picture_under_two_names_is_one_and_two_of_a_size_are_two(case, tmp_path):
+    case.forget()
+    same = tiny_vlm.encoded_file(tiny_vlm.image(80, 60, 5))
+    for name in ("a.png", "b.dat"):
+        (tmp_path / name).write_bytes(same)
+    other = tiny_vlm.encoded_file(tiny_vlm.image(80, 60, 6))
+    engine = case.engine(MemoryStore())
+    twice = [Document(parts=(Image(tmp_path / name),)) for name in ("a.png", "b.dat")]
+    prompt = engine.prompt(QUESTION, [*twice, Document(parts=(Image(other),))])
+    first, second, third = (engine.identify(chunk) for chunk in prompt.chunks)
+    assert first == second
+    assert first.token_ids == third.token_ids
+    assert first != third
+    run = engine.run(prompt)
+    assert case.runs == 2
+    assert_close(run.logits, case.expected(prompt), TINY_LOGITS)
+
+
+def test_follow_ups_keep_images_exact(case):
+    engine = case.engine(MemoryStore(), budget=0.3, kept_bytes=2**24)
+    engine.answer(QUESTION, DOCUMENTS, max_new_tokens=1)
+    prompt = engine.prompt("What is on the map?", DOCUMENTS)
+    run = engine.run(prompt, budget=1.0)
+    assert run.usage.kept_tokens > 0
+    assert_close(run.logits, case.expected(prompt), TINY_LOGITS)

@@ -14,6 +14,8 @@ from infoflow_kv.models.text_part import TextPart
 from infoflow_kv.models.vision import FAMILIES, Prepared, VisionAdapter, find_adapter, read_processor_config
 from tolerance import TINY_LOGITS, assert_close
 
+pytestmark = pytest.mark.skipif(tiny_vlm.OLD, reason=tiny_vlm.TOO_OLD)
+
 SIZES = ((200, 120), (90, 170))  # pictures of different grids
 
 
