@@ -67,6 +67,7 @@ check: setup
 	$(VENV)/bin/python tools/write_results.py --check
 	$(VENV)/bin/python tools/write_numbers.py --check
 	$(VENV)/bin/python tools/write_benchmarks.py --check
+	$(VENV)/bin/python tools/write_vision.py --check
 
 format: setup
 	$(VENV)/bin/ruff format .
@@ -79,6 +80,7 @@ docs: setup
 	$(VENV)/bin/python tools/write_results.py
 	$(VENV)/bin/python tools/write_numbers.py
 	$(VENV)/bin/python tools/write_benchmarks.py
+	$(VENV)/bin/python tools/write_vision.py
 
 bench: setup
 	for verb in ttft attention ingest decode memory; do \

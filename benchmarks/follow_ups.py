@@ -14,7 +14,8 @@ from environment import environment
 
 from infoflow_kv import Engine, MemoryStore, load
 from infoflow_kv.evaluate.distances import divergences
-from infoflow_kv.evaluate.measuring import INSTRUCTION, documents_of
+from infoflow_kv.evaluate.measuring import documents_of
+from infoflow_kv.evaluate.options import INSTRUCTION
 from infoflow_kv.evaluate.readers import read_items
 from infoflow_kv.models import greedy
 

@@ -19,7 +19,8 @@ from environment import environment
 from infoflow_kv import load
 from infoflow_kv.calibrate import Given, Keeper, with_selector
 from infoflow_kv.evaluate.distances import divergences
-from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
+from infoflow_kv.evaluate.measuring import Bench, documents_of
+from infoflow_kv.evaluate.options import Options
 from infoflow_kv.evaluate.readers import read_items
 from infoflow_kv.methods import find_method
 from infoflow_kv.models import greedy

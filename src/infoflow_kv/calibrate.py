@@ -14,9 +14,11 @@ import numpy as np
 
 from infoflow_kv.engine import Engine
 from infoflow_kv.errors import InputError, OptionError
+from infoflow_kv.evaluate.arm_rows import check_fits
 from infoflow_kv.evaluate.distances import divergences
 from infoflow_kv.evaluate.items import Item
-from infoflow_kv.evaluate.measuring import Bench, Options, check_fits, documents_of
+from infoflow_kv.evaluate.measuring import Bench, documents_of
+from infoflow_kv.evaluate.options import Options
 from infoflow_kv.evaluate.statistics import paired_bootstrap
 from infoflow_kv.methods import Method, find_method
 from infoflow_kv.models import greedy

@@ -16,7 +16,7 @@ from infoflow_kv.errors import ComputeError, OptionError
 from infoflow_kv.evaluate.distances import divergences
 from infoflow_kv.explaining import FORMAT
 from infoflow_kv.methods import Method, find_method
-from infoflow_kv.records import Document, Timings
+from infoflow_kv.records import ChunkImages, Document, Timings
 from infoflow_kv.runs import Run, chunk_reports
 from infoflow_kv.select import layers_text
 from infoflow_kv.shapes import Float, Tensor
@@ -82,7 +82,12 @@ def explain(
         "full_answer": full_answer,
         "methods": [parts[method.name] for method in chosen],
         "chunks": [
-            {"id": chunk.id, "title": chunk.title, "tokens": token_texts(engine.model.tokenizer, chunk.token_ids)}
+            {
+                "id": chunk.id,
+                "title": chunk.title,
+                "tokens": token_texts(engine.model.tokenizer, chunk.token_ids),
+                "images": [] if chunk.images is None else image_spans(chunk.images),
+            }
             for chunk in prompt.chunks
         ],
         "prompt_tokens": token_texts(engine.model.tokenizer, prompt.suffix_ids),
@@ -127,6 +132,18 @@ def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
         texts.append(now[len(before) :])
         start, done = done, stop
     return texts
+
+
+def image_spans(images: ChunkImages) -> list[dict[str, int]]:
+    """Where each image stands in its chunk, how many of these tokens are parts of it, and in how many tiles."""
+    spans = []
+    first = 0
+    for one in images.prepared:
+        own = images.visual[first : first + one.num_visual].tolist()
+        first += one.num_visual
+        tiles = len({int(cell[0]) for cell in images.cells} & set(own))
+        spans.append({"start": own[0], "stop": own[-1] + 1, "tokens": len(own), "tiles": max(1, tiles)})
+    return spans
 
 
 # ---- one method ----

@@ -15,6 +15,7 @@ import torch
 
 from infoflow_kv.engine import Engine
 from infoflow_kv.models import LanguageModel
+from infoflow_kv.positions import request_positions
 from infoflow_kv.prefilling import prefill
 from infoflow_kv.records import Document, Prompt, Selection
 from infoflow_kv.repairing import repair
@@ -44,7 +45,10 @@ class InvariantResult:
 
 @dataclass
 class Subject:
-    """What the invariants are run on: a model, a few documents of more than one chunk in all, and questions."""
+    """What the invariants are run on: a model, a few documents of more than one chunk in all, and questions.
+
+    Documents may hold images, but for the first and the last. `tiles`: see `Engine`.
+    """
 
     model: LanguageModel
     documents: Sequence[Document]
@@ -52,10 +56,11 @@ class Subject:
     folder: Path
     chunk_tokens: int = 512
     tolerance: float | None = None
+    tiles: int = 1
     _plain: dict[tuple[int, ...], "Tensor"] = field(default_factory=dict)
 
     def engine(self, store: ChunkStore | None = None, **options: Any) -> Engine:
-        return Engine(self.model, store, chunk_tokens=self.chunk_tokens, **options)
+        return Engine(self.model, store, chunk_tokens=self.chunk_tokens, tiles=self.tiles, **options)
 
     @cached_property
     def prompt(self) -> Prompt:
@@ -72,14 +77,37 @@ class Subject:
         if ids not in self._plain:
             plain = self.model.plain("eager" if self.model.needs_eager else "sdpa")
             with torch.inference_mode():
-                row = torch.tensor(ids, device=self.model.device)[None]
-                out = plain(input_ids=row, use_cache=False, logits_to_keep=len(forced) + 1)
+                given = plain_inputs(self.model, plain, prompt, ids)
+                out = plain(**given, use_cache=False, logits_to_keep=len(forced) + 1)
             self._plain[ids] = out.logits[0].float()
         return self._plain[ids]
 
     def allowed(self, reference: "Tensor") -> float:
         share = TOLERANCE[self.model.dtype] if self.tolerance is None else self.tolerance
         return share * float(reference.max() - reference.min())
+
+
+def plain_inputs(model: LanguageModel, plain: Any, prompt: Prompt, ids: Sequence[int]) -> dict[str, Any]:
+    """The keywords of a plain forward over these tokens, which begin with the prompt's.
+
+    Where there are images: the features of Transformers' own tower in their places, its own positions for the whole
+    sequence, and the rows that its decoder itself adds to the output of early layers. Nothing of a chunk is used.
+    """
+    row = torch.tensor(ids, device=model.device)[None]
+    prepared = [one for chunk in prompt.chunks if chunk.images is not None for one in chunk.images.prepared]
+    if model.vision is None or not prepared:
+        return {"input_ids": row}
+    adapter = model.vision.adapter
+    encoded = [adapter.encode(one) for one in prepared]
+    is_visual = row == adapter.image_token_id
+    embeddings = plain.get_input_embeddings()(row)
+    embeddings[is_visual] = torch.cat([one.embeddings for one in encoded]).to(model.device)
+    positions = adapter.positions(ids, prepared).long().to(model.device)
+    given = {"inputs_embeds": embeddings, "position_ids": positions[:, None] if adapter.num_axes > 1 else positions}
+    if adapter.num_early:
+        layer_rows = torch.cat([one.layer_rows for one in encoded], dim=1).to(model.device)
+        given |= {"visual_pos_masks": is_visual, "deepstack_visual_embeds": list(layer_rows)}
+    return given
 
 
 Check = Callable[[Subject], tuple[float, float, str]]
@@ -252,7 +280,7 @@ def repaired(subject: Subject, run: Any, slots: "Tensor") -> "Tensor":
     """Logits of the last prompt row after recomputing these slots on a run's context."""
     prompt = subject.prompt
     suffix = torch.tensor(prompt.suffix_ids, device=subject.model.device)
-    tables = run.rotary.tables(torch.arange(prompt.num_tokens, device=subject.model.device))
+    tables = run.rotary.tables(request_positions(prompt, len(prompt.suffix_ids)))
     return repair(subject.model, run.context, Selection(slots.to(subject.model.device)), suffix, tables)
 
 

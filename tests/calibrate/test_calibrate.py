@@ -14,7 +14,8 @@ from infoflow_kv.calibrate import METHODS, calibrate, case_of, distance, fixed_s
 from infoflow_kv.errors import InputError, OptionError
 from infoflow_kv.evaluate.distances import divergences
 from infoflow_kv.evaluate.items import Item, Passage
-from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
+from infoflow_kv.evaluate.measuring import Bench, documents_of
+from infoflow_kv.evaluate.options import Options
 from infoflow_kv.methods import find_method
 from infoflow_kv.models import wrap
 from infoflow_kv.models.profiles import Profile, find_profile, profile_file, read_profile, write_profile

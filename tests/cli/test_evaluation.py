@@ -22,8 +22,8 @@ from infoflow_kv.cli.evaluation.predict import INSTRUCTION
 from infoflow_kv.errors import OptionError
 from infoflow_kv.evaluate.findings import find
 from infoflow_kv.evaluate.items import Item, Passage
-from infoflow_kv.evaluate.measuring import Options
 from infoflow_kv.evaluate.niah import needle_items, read_essays
+from infoflow_kv.evaluate.options import Options
 from infoflow_kv.evaluate.predict import writer
 from infoflow_kv.evaluate.readers import read_items
 from infoflow_kv.evaluate.results import read_rows

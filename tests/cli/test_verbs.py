@@ -397,7 +397,7 @@ def test_version_and_help(cli: Cli) -> None:
 
 def test_defaults_are_those_of_the_library(cli: Cli) -> None:
     parameters = inspect.signature(Engine).parameters
-    for name in ("method", "budget", "layers", "chunk_tokens", "namespace"):
+    for name in ("method", "budget", "layers", "chunk_tokens", "namespace", "tiles"):
         assert getattr(options, name.upper()) == parameters[name].default
     assert options.MAX_FILE_BYTES == MAX_FILE_BYTES
     assert options.INSTRUCTION == INSTRUCTION

@@ -143,7 +143,7 @@ class TestRecipes:
         ("first-k:16@0.15", (0.15,), "first-k takes no budget"),
         ("oracle[reorder]", (0.15,), "oracle knows the full prefill of the given order only"),
         ("full,none,full", (0.15,), "'full' comes twice"),
-        ("none[layers=all]", (0.15,), "none does not read layers, .*it reads no difference"),
+        ("none[layers=all]", (0.15,), "none does not read layers, .*it reads tiles"),
         ("full[reorder]", (0.15,), "full does not read reorder"),
         ("none[geometry=HL-TP]", (0.15,), "none does not read geometry"),
         ("epic[geometry=HL-TP]", (0.15,), "epic does not read geometry, .*it reads reorder, repair_layers"),

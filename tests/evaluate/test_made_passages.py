@@ -6,7 +6,8 @@ import pytest
 
 import tiny
 from infoflow_kv.errors import OptionError
-from infoflow_kv.evaluate.measuring import Bench, Options
+from infoflow_kv.evaluate.measuring import Bench
+from infoflow_kv.evaluate.options import Options
 from infoflow_kv.evaluate.variable_tracking import tracking_items
 from infoflow_kv.models import wrap
 

@@ -14,11 +14,13 @@ import torch
 import tiny
 from infoflow_kv import Engine, MemoryStore
 from infoflow_kv.errors import InfoFlowError, InputError, OptionError, PromptTooLongError
+from infoflow_kv.evaluate.arm_rows import ids_read
 from infoflow_kv.evaluate.arms import parse_arms
 from infoflow_kv.evaluate.environment import code_digest, environment, without_folders
 from infoflow_kv.evaluate.items import Item, Passage
-from infoflow_kv.evaluate.measuring import Bench, Options, documents_of, ids_read
+from infoflow_kv.evaluate.measuring import Bench, documents_of
 from infoflow_kv.evaluate.niah import needle_items
+from infoflow_kv.evaluate.options import Options
 from infoflow_kv.evaluate.predict import fitted_item, lengthened, predict, writer
 from infoflow_kv.evaluate.results import commands_of, environments_of, read_rows, read_runs
 from infoflow_kv.evaluate.run_records import check_folder, settle

@@ -11,7 +11,8 @@ import tiny
 from infoflow_kv.errors import DocumentError, OptionError
 from infoflow_kv.evaluate.arms import parse_arms
 from infoflow_kv.evaluate.items import Item, Passage
-from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
+from infoflow_kv.evaluate.measuring import Bench, documents_of
+from infoflow_kv.evaluate.options import Options
 from infoflow_kv.evaluate.prompts import check_prompt, read_prompts, worded
 from infoflow_kv.models import wrap
 

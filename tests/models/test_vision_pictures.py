@@ -12,6 +12,7 @@ from PIL import Image
 import tiny_vlm
 from infoflow_kv.errors import DocumentError, OptionError
 from infoflow_kv.models.pictures import Picture, read_picture
+from infoflow_kv.models.vision import vision as seen_in
 
 KINDS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 
@@ -183,3 +184,28 @@ def test_without_pillow_the_message_names_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(OptionError, match=r"pip install 'infoflow-kv\[vlm\]'"):
         read_picture(b"x")
+
+
+def test_pixels_are_decoded_again_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(tiny_vlm.encoded_file(tiny_vlm.image(40, 30)))
+    picture = read_picture(path)
+    np.testing.assert_array_equal(pixels(picture), np.asarray(tiny_vlm.image(40, 30)))
+    path.write_bytes(tiny_vlm.encoded_file(tiny_vlm.image(40, 30, seed=1)))
+    with pytest.raises(DocumentError, match="has changed"):
+        _ = picture.image
+
+
+def test_a_file_of_known_bytes_is_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vision = tiny_vlm.model("qwen3_vl").vision
+    data = tiny_vlm.encoded_file(tiny_vlm.image(40, 30))
+    first = vision.read(data)
+    monkeypatch.setattr(seen_in, "read_picture", lambda source: pytest.fail("decoded again"))
+    path = tmp_path / "same.jpg"
+    path.write_bytes(data)
+    again = vision.read(path)
+    assert again == first
+    np.testing.assert_array_equal(pixels(again), pixels(first))
+    path.write_bytes(tiny_vlm.encoded_file(tiny_vlm.image(40, 30, seed=1)))
+    with pytest.raises(pytest.fail.Exception, match="decoded again"):
+        vision.read(path)

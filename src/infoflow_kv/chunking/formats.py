@@ -1,58 +1,66 @@
-"""The bytes of one file → documents: text, HTML, PDF, JSONL. Errors give the reason only; readers.py names the file."""
+"""The bytes of one file → documents: text, HTML, PDF, JSONL, images. Errors give the reason only; readers.py names the
+file."""
 
 import io
-import json
 import re
 from typing import Any
 
 from lxml import etree  # type: ignore[import-untyped]
 
+from infoflow_kv.chunking.jsonl import jsonl_documents, looks_like_jsonl
+from infoflow_kv.chunking.pages import page_pictures
+from infoflow_kv.chunking.signatures import IMAGES, binary_kind, is_image
 from infoflow_kv.chunking.tokens import replace_surrogates
 from infoflow_kv.errors import DocumentError
-from infoflow_kv.records import Document
+from infoflow_kv.records import Document, Image
 
 _HTML_SUFFIXES = frozenset({".html", ".htm", ".xhtml"})
 _JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _PDF_SUFFIXES = frozenset({".pdf"})
+_IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+# They begin as TIFF does, and what a TIFF reader finds in them is a thumbnail.
+_RAW_SUFFIXES = frozenset({".arw", ".cr2", ".dng", ".nef", ".orf", ".pef", ".rw2", ".srw"})
 # Files that people have beside their documents and that hold no text to read as it is.
 _BINARY = """
-    .7z .a .avi .avif .bmp .bz2 .class .db .dll .dmg .doc .docx .dylib .epub .exe .flac .gguf .gif .gz .heic .ico .iso
-    .jar .jpeg .jpg .m4a .mkv .mobi .mov .mp3 .mp4 .npy .npz .o .odp .ods .odt .ogg .onnx .otf .parquet .arrow .pkl .png
-    .ppt .pptx .pt .pth .pyc .rar .rtf .safetensors .so .sqlite .sqlite3 .tar .tgz .tif .tiff .ttf .wav .webm .webp .whl
-    .woff .woff2 .xls .xlsx .xz .zip .zst
+    .7z .a .avi .avif .bz2 .class .db .dll .dmg .doc .docx .dylib .epub .exe .flac .gguf .gz .heic .ico .iso .jar .m4a
+    .mkv .mobi .mov .mp3 .mp4 .npy .npz .o .odp .ods .odt .ogg .onnx .otf .parquet .arrow .pkl .ppt .pptx .pt .pth .pyc
+    .rar .rtf .safetensors .so .sqlite .sqlite3 .tar .tgz .ttf .wav .webm .whl .woff .woff2 .xls .xlsx .xz .zip .zst
 """
-_BINARY_SUFFIXES = frozenset(_BINARY.split())
-_SIGNATURES = {
-    b"\x89PNG": "PNG image",
-    b"\xff\xd8\xff": "JPEG image",
-    b"PK\x03\x04": "ZIP archive or Office file",
-    b"\x1f\x8b": "gzip archive",
-    b"\x7fELF": "ELF program",
-    b"\xd0\xcf\x11\xe0": "old Office file",
-    b"GIF89a": "GIF image",
-    b"GGUF": "GGUF model",
-}
+_BINARY_SUFFIXES = frozenset(_BINARY.split()) | _RAW_SUFFIXES
 _HTML_BLOCKS = """
     address article aside blockquote body dd details div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6
     header hr html main nav ol p pre section summary table ul
 """
-_KINDS_READ = "text, Markdown, HTML, PDF and JSONL are read"
+_KINDS_READ = f"text, Markdown, HTML, PDF, JSONL and images ({IMAGES}) are read"
 
 
-def parse(data: bytes, *, suffix: str, label: str, max_characters: int) -> tuple[list[Document], dict[str, str]]:
-    """Return the documents in one file's bytes, and the reasons for records left out (JSONL only).
+def parse(
+    data: bytes, *, suffix: str, label: str, path: str, max_bytes: int, pdf_pages: bool = False
+) -> tuple[list[Document], dict[str, str]]:
+    """Return the documents in one file's bytes, and the reasons for records and pages left out (JSONL, `pdf_pages`).
 
-    The suffix decides, then the content: a PDF is known by its first bytes; without a suffix HTML and JSONL are too.
-    `label` becomes the documents' source. Raises DocumentError with the reason.
+    An image is known by its first bytes, whatever the suffix, and is not decoded here. Otherwise the suffix decides,
+    then the content: a PDF is known by its first bytes; without a suffix HTML and JSONL are too. `label` becomes the
+    documents' source. `path` is where the bytes came from, empty for standard input: images are read from there again.
+    Text of more than `max_bytes` characters is refused. `pdf_pages`: a PDF is a document for each page, as an image.
+    Raises DocumentError with the reason.
     """
     suffix = suffix.lower()
+    if is_image(data) and suffix not in _RAW_SUFFIXES:
+        return [Document(parts=(Image(path or data),), source=label)], {}
+    if suffix in _IMAGE_SUFFIXES:
+        raise DocumentError(
+            f"a {suffix} file cannot be read: it holds no image of a known kind ({IMAGES}), or its header is damaged"
+        )
     if suffix in _BINARY_SUFFIXES:
         raise DocumentError(f"a {suffix} file cannot be read as text; {_KINDS_READ}")
     if data.startswith(b"%PDF-") or suffix in _PDF_SUFFIXES:
-        return [Document(text=_some(pdf_text(data, max_characters)), source=label)], {}
+        if pdf_pages:
+            return pdf_documents(data, label)
+        return [Document(text=_some(pdf_text(data, max_bytes)), source=label)], {}
     text = decode(data)
-    if suffix in _JSONL_SUFFIXES or (not suffix and _looks_like_jsonl(text)):
-        return jsonl_documents(text, label)
+    if suffix in _JSONL_SUFFIXES or (not suffix and looks_like_jsonl(text)):
+        return jsonl_documents(text, label, path, max_bytes)
     if suffix in _HTML_SUFFIXES or (not suffix and re.match(r"\s*<(!doctype html|html)\b", text, re.IGNORECASE)):
         text = html_text(text)
     return [Document(text=_some(text), source=label)], {}
@@ -63,9 +71,8 @@ def decode(data: bytes) -> str:
 
     No other encoding is guessed. Raises DocumentError for a binary file and for other encodings.
     """
-    for signature, kind in _SIGNATURES.items():
-        if data.startswith(signature):
-            raise DocumentError(f"binary file ({kind}); {_KINDS_READ}")
+    if kind := binary_kind(data):
+        raise DocumentError(f"binary file ({kind}); {_KINDS_READ}")
     wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
     if not wide and (nul := data.find(b"\0")) >= 0:
         raise DocumentError(f"binary file (a NUL byte at offset {nul}); {_KINDS_READ}")
@@ -106,8 +113,25 @@ def pdf_text(data: bytes, max_characters: int) -> str:
         raise DocumentError(f"damaged PDF ({reason}); open it and save it anew") from error
     text = replace_surrogates("\n\n".join(p for p in pages if p).replace("\0", ""))
     if not text.strip():
-        raise DocumentError("the PDF has no text layer (a scan?); run OCR on it first")
+        raise DocumentError(
+            "the PDF has no text layer (a scan?); run OCR on it first, or read its pages as images (--pdf-pages)"
+        )
     return text
+
+
+def pdf_documents(data: bytes, label: str) -> tuple[list[Document], dict[str, str]]:
+    """Return a document for each page of a PDF, an image named `label:page`, and why other pages were left out."""
+    documents: list[Document] = []
+    skipped: dict[str, str] = {}
+    for number, page in enumerate(page_pictures(data), start=1):
+        name = f"{label}:{number}"
+        if isinstance(page, DocumentError):
+            skipped[name] = str(page)
+        else:
+            documents.append(Document(parts=(Image(page),), id=name, source=label))
+    if not documents:
+        raise DocumentError(next(iter(skipped.values())))
+    return documents, skipped
 
 
 def html_text(markup: str) -> str:
@@ -171,62 +195,6 @@ class _VisibleText:
             self._pieces.append(self._PARAGRAPH_BREAK)
         elif tag in self._LINES and not self._at_break():
             self._pieces.append(self._LINE_BREAK)
-
-
-def jsonl_documents(text: str, label: str) -> tuple[list[Document], dict[str, str]]:
-    """Return one document per line `{text, title?, id?}`; other fields are ignored, blank texts reported.
-
-    Without `id` a document is named by its `doc` and `page` if it has both, else by file and line. Raises
-    DocumentError that names the first line that is not such an object.
-    """
-    documents: list[Document] = []
-    skipped: dict[str, str] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        record = _record(line, number)
-        title, body = record.get("title") or "", record["text"]
-        if not body.strip() and not title.strip():
-            skipped[f"{label}:{number}"] = "empty: no text in it"
-            continue
-        name = record.get("id")
-        if name is None or name == "":
-            doc, page = record.get("doc"), record.get("page")
-            name = f"{label}:{number}" if doc is None or page is None else f"{doc}:{page}"
-        documents.append(
-            Document(
-                text=replace_surrogates(body.replace("\r\n", "\n")),
-                title=replace_surrogates(title),
-                id=replace_surrogates(str(name)),
-                source=label,
-            )
-        )
-    if not documents:
-        raise DocumentError("empty: no text in it")
-    return documents, skipped
-
-
-def _record(line: str, number: int) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise DocumentError(f"line {number} is not JSON ({reason}); each line must be an object with 'text'") from error
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise DocumentError(f"line {number} is not an object with a string 'text', as every line must be")
-    if not isinstance(record.get("title") or "", str):
-        raise DocumentError(f"line {number} has a 'title' that is not a string")
-    return record
-
-
-def _looks_like_jsonl(text: str) -> bool:
-    first = text.lstrip().split("\n", 1)[0]
-    if not first.startswith("{"):
-        return False
-    try:
-        return isinstance(_record(first, 1), dict)
-    except DocumentError:
-        return False
 
 
 def _some(text: str) -> str:

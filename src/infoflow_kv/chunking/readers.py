@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from infoflow_kv.chunking.files import capped, file_bytes, shown, why
 from infoflow_kv.chunking.formats import parse
+from infoflow_kv.chunking.pages import require_renderer
 from infoflow_kv.errors import DocumentError, OptionError
 from infoflow_kv.records import Document
 
 MAX_FILE_BYTES = 20 * 2**20
 _REASONS_SHOWN = 3
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +35,30 @@ class _File:
 
 
 def read_paths(
-    paths: Sequence[str | Path], *, max_file_bytes: int = MAX_FILE_BYTES, stdin: BinaryIO | None = None
+    paths: Sequence[str | Path],
+    *,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    stdin: BinaryIO | None = None,
+    pdf_pages: bool = False,
 ) -> ReadResult:
     """Return the documents of files, of folders (all files below, by path) and of standard input (`-`).
 
     Hidden files below a folder are passed over; links that leave the folder, links to folders and what is not a
     regular file are skipped with the reason, and so is any file that cannot be read. A document's source is the path
     as given; it has a title only where JSONL gives one. The same file twice is two documents. No file is read further
-    than `max_file_bytes` + 1.
+    than `max_file_bytes` + 1. An image file is a document of one image; it is decoded when it is chunked, and a damaged
+    one is refused then. Images that Markdown or HTML refer to are not followed. `pdf_pages`: each page of a PDF becomes
+    a document of one image, named `path:page`, instead of its text.
 
     Raises DocumentError, in one line, if a path does not exist or if nothing at all could be read; OptionError for a
-    cap under 1.
+    cap under 1, and for `pdf_pages` without the packages that draw them.
 
         >>> read_paths(["notes/", "report.pdf"]).documents  # doctest: +SKIP
     """
     if max_file_bytes < 1:
         raise OptionError(f"max_file_bytes is {max_file_bytes}; at least 1 is needed")
+    if pdf_pages:
+        require_renderer()
     if isinstance(paths, (str, Path)):
         paths = [paths]
     if not paths:
@@ -65,7 +68,7 @@ def read_paths(
     skipped: dict[str, str] = {}
     for file in files:
         try:
-            found, left_out = _read(file, max_file_bytes, stdin)
+            found, left_out = _read(file, max_file_bytes, stdin, pdf_pages)
         except DocumentError as error:
             skipped[file.label] = str(error)
         else:
@@ -76,16 +79,18 @@ def read_paths(
     return ReadResult(tuple(documents), skipped)
 
 
-def _read(file: _File, max_bytes: int, stdin: BinaryIO | None) -> tuple[list[Document], dict[str, str]]:
+def _read(
+    file: _File, max_bytes: int, stdin: BinaryIO | None, pdf_pages: bool
+) -> tuple[list[Document], dict[str, str]]:
     if file.refusal:
         raise DocumentError(file.refusal)
     if file.path:
-        suffix, data = Path(file.label).suffix, _file_bytes(file.path, max_bytes)
+        suffix, data = Path(file.label).suffix, file_bytes(file.path, max_bytes)
     elif stdin is None:
         raise DocumentError("standard input is not available here; name a file")
     else:
-        suffix, data = "", _capped(stdin, max_bytes)
-    return parse(data, suffix=suffix, label=file.label, max_characters=max_bytes)
+        suffix, data = "", capped(stdin, max_bytes)
+    return parse(data, suffix=suffix, label=file.label, path=file.path, max_bytes=max_bytes, pdf_pages=pdf_pages)
 
 
 def _expand(given: str) -> Iterator[_File]:
@@ -101,7 +106,7 @@ def _expand(given: str) -> Iterator[_File]:
     except PermissionError:
         yield _File(shown(given), refusal="permission denied")
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
-        raise DocumentError(f"'{shown(given)}' is not a usable path ({_why(error)}); check it") from error
+        raise DocumentError(f"'{shown(given)}' is not a usable path ({why(error)}); check it") from error
     else:
         if stat.S_ISDIR(mode):
             yield from sorted(_walk(given), key=lambda file: file.label)
@@ -119,7 +124,7 @@ def _walk(root: str) -> Iterator[_File]:
             with os.scandir(folder) as listing:
                 entries = [entry for entry in listing if not entry.name.startswith(".")]
         except OSError as error:
-            yield _File(shown(folder), refusal=f"the folder cannot be listed ({_why(error)})")
+            yield _File(shown(folder), refusal=f"the folder cannot be listed ({why(error)})")
             continue
         for entry in entries:
             if entry.is_symlink():
@@ -142,41 +147,6 @@ def _linked(path: str, real_root: str) -> _File:
     return _File(label, target)
 
 
-def _file_bytes(path: str, max_bytes: int) -> bytes:
-    """Return a regular file's bytes. Never waits: a pipe or device is refused before and after it is opened."""
-    try:
-        _require_regular(os.stat(path), max_bytes)
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        with os.fdopen(os.open(path, flags), "rb") as stream:
-            _require_regular(os.fstat(stream.fileno()), max_bytes)
-            return _capped(stream, max_bytes)
-    except OSError as error:
-        raise DocumentError(_why(error)) from error
-
-
-def _require_regular(status: os.stat_result, max_bytes: int) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a special file")
-        raise DocumentError(f"{kind}, not a file; to read from a pipe give - and redirect it")
-    if status.st_size > max_bytes:
-        raise _too_large(f"{status.st_size:,} bytes", max_bytes)
-
-
-def _capped(stream: BinaryIO, max_bytes: int) -> bytes:
-    """Return all bytes of a stream, or raise once it has given one more than `max_bytes`."""
-    data = bytearray()
-    while len(data) <= max_bytes:
-        part = stream.read(min(2**20, max_bytes + 1 - len(data)))
-        if not part:
-            return bytes(data)
-        data += part
-    raise _too_large(f"more than {max_bytes:,} bytes", max_bytes)
-
-
-def _too_large(size: str, max_bytes: int) -> DocumentError:
-    return DocumentError(f"too large: {size}, at most {max_bytes:,} are read; split it or raise max_file_bytes")
-
-
 def _nothing_read(paths: list[str], skipped: dict[str, str]) -> str:
     if len(paths) == 1 and list(skipped) == [shown(paths[0])]:
         return f"cannot read '{shown(paths[0])}': {skipped[shown(paths[0])]}"
@@ -186,14 +156,3 @@ def _nothing_read(paths: list[str], skipped: dict[str, str]) -> str:
     reasons = "; ".join(f"'{label}': {reason}" for label, reason in list(skipped.items())[:_REASONS_SHOWN])
     more = len(skipped) - _REASONS_SHOWN
     return f"nothing could be read in {named}: {reasons}" + (f"; and {more} more" if more > 0 else "")
-
-
-def shown(path: str) -> str:
-    """Return the path with characters that cannot be printed on one line (newlines, odd bytes) escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path)
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, PermissionError):
-        return "permission denied"
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,8 +1,8 @@
 """`infoflow-kv ask`: one question over documents."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -63,6 +63,8 @@ def ask(
     chunk_tokens: options.ChunkTokens = options.CHUNK_TOKENS,
     head_policy: options.HeadPolicy = options.HEAD_POLICY,
     max_file_bytes: options.MaxFileBytes = options.MAX_FILE_BYTES,
+    pdf_pages: options.PdfPages = False,
+    tiles: options.Tiles = options.TILES,
     instruction: options.Instruction = options.INSTRUCTION,
     system: options.System = None,
     stream: Stream = False,
@@ -79,6 +81,7 @@ def ask(
         infoflow-kv ask "Who keeps the lighthouse?" notes/ report.pdf
         infoflow-kv ask "What changed?" - --budget 0.3 < changes.txt
         infoflow-kv ask "Who keeps the lighthouse?" notes/ --budget auto --reorder
+        infoflow-kv ask "What does the chart say?" chart.png report.pdf --pdf-pages --model ./my-vision-model
         infoflow-kv ask "Who keeps the lighthouse?" notes/ --method full --json
     """
     if no_store and store is not None:
@@ -88,7 +91,8 @@ def ask(
     if not question.strip():
         raise OptionError('the question is empty; ask something, as in: infoflow-kv ask "Who …?" notes/')
     wanted = options.read_budget(budget)
-    read = opening.read_documents(paths, max_file_bytes)
+    options.check_tiles(tiles)
+    read = opening.read_documents(paths, max_file_bytes, pdf_pages)
     opening.check_choice(method, wanted, budget_max, geometry)
 
     from infoflow_kv.decoding import Sampling
@@ -96,7 +100,7 @@ def ask(
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     chunks = None if no_store else opening.open_store(opening.store_folder(store))
     engine = opening.make_engine(
-        opening.load_model(model, dtype, device),
+        opening.load_model(model, dtype, device, pdf_pages),
         chunks,
         method=method,
         budget=wanted,
@@ -112,22 +116,32 @@ def ask(
         instruction=instruction,
         system=system,
         plans=plan,
+        tiles=tiles,
     )
     given = opening.chunkable(engine, read)
     pieces = engine.stream(question, given.documents, max_new_tokens, stop=stop or (), sampling=sampling)
     answer = show(pieces, as_json) if stream else whole(pieces)
     skipped = tuple(f"skipped '{label}': {reason}" for label, reason in given.skipped.items())
     if as_json:
-        emit_json(replace(answer, notices=answer.notices + skipped).as_json())
+        emit_json(record(replace(answer, notices=answer.notices + given.notices + skipped), given.images))
     elif not stream:
         emit(answer.text)
     finish()
     for notice in skipped:
         note(notice)
     note(summary(answer))
-    for notice in answer.notices:
+    for notice in (*answer.notices, *given.notices):
         note(notice)
     return 0
+
+
+def record(answer: "Answer", images: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """What `--json` prints; a chunk with images has two more fields, from `images` (see `Chunkable`)."""
+    whole = answer.as_json()
+    for chunk, (count, visual) in zip(whole["chunks"], images, strict=True):
+        if count:
+            chunk |= {"images": count, "visual_tokens": visual}
+    return whole
 
 
 def whole(pieces: Iterable["Piece"]) -> "Answer":

@@ -84,7 +84,7 @@ def calibrate(
         writable(profiles_folder(), "the folder of profiles")
 
     from infoflow_kv.calibrate import calibrate as measure
-    from infoflow_kv.evaluate.measuring import Options
+    from infoflow_kv.evaluate.options import Options
 
     loaded_model = opening.load_model(model, dtype, device)
     with progress_bar("calibrating") as move:

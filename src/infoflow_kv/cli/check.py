@@ -21,6 +21,7 @@ NUM_DOCUMENTS = 4
 PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 1200, 600
 CHUNK_TOKENS, QUICK_CHUNK_TOKENS = 192, 64
 ROOM_TOKENS = 64  # for the continuation that the invariants decode and force
+PICTURE_PIXELS = 224, 160
 CUTS = (4000, 2000, 1200, 800, 400, 200, 100, 50)
 
 
@@ -29,26 +30,29 @@ def check(
     dtype: options.Dtype = options.DTYPE,
     device: options.Device = options.DEVICE,
     quick: Quick = False,
+    tiles: options.Tiles = options.TILES,
     as_json: options.Json = False,
 ) -> int:
     """Measure every claim of the method on your model.
 
-    Each invariant is compared with the same weights in plain Transformers, on documents that come with the package. The
-    exit code is 1 if any fails.
+    Each invariant is compared with the same weights in plain Transformers, on documents that come with the package; for
+    a vision-language model there is a picture among them. The exit code is 1 if any fails.
 
     Examples:
 
     \b
         infoflow-kv check --quick
         infoflow-kv check --model ./my-model --dtype bfloat16 --json
+        infoflow-kv check --model ./my-vision-model --tiles 2
     """
+    options.check_tiles(tiles)
     loaded = opening.load_model(model, dtype, device)
 
     from infoflow_kv.invariants import CHECKS
 
     results: list[InvariantResult] = []
     with tempfile.TemporaryDirectory(prefix="infoflow-check-") as folder, status("checking") as say:
-        subject = make_subject(loaded, Path(folder), quick)
+        subject = make_subject(loaded, Path(folder), quick, tiles)
         for number, name in enumerate(CHECKS, start=1):
             if not as_json:
                 say(f"checking {number} of {len(CHECKS)}: {name}")
@@ -66,23 +70,35 @@ def check(
     return 0 if passed else 1
 
 
-def make_subject(model: "LanguageModel", folder: Path, quick: bool) -> "Subject":
-    """What the invariants run on: the beginnings of a few sample documents, as much as is wanted and fits."""
+def make_subject(model: "LanguageModel", folder: Path, quick: bool, tiles: int = 1) -> "Subject":
+    """What the invariants run on: the beginnings of a few sample documents, as much as is wanted and fits, with a
+    picture after the first of them for a model that reads images."""
     from infoflow_kv import samples
     from infoflow_kv.invariants import Subject
+    from infoflow_kv.records import Document, Image
 
     questions = [q.text for q in samples.QUESTIONS]
     wanted, chunk_tokens = (QUICK_PROMPT_TOKENS, QUICK_CHUNK_TOKENS) if quick else (PROMPT_TOKENS, CHUNK_TOKENS)
+    engine = opening.make_engine(model, None, chunk_tokens=chunk_tokens, tiles=tiles)
+    pictures = [] if model.vision is None else [Document(parts=("The picture:", Image(picture())), id="picture")]
+    wanted += sum(chunk.num_tokens for document in pictures for chunk in engine.split(document))
     limit = min(wanted, model.window_tokens - ROOM_TOKENS)
-    engine = opening.make_engine(model, None, chunk_tokens=chunk_tokens)
     for characters in CUTS:
-        documents = [replace(d, text=d.text[:characters]) for d in samples.documents()[:NUM_DOCUMENTS]]
+        texts = [replace(d, text=d.text[:characters]) for d in samples.documents()[:NUM_DOCUMENTS]]
+        documents = [*texts[:1], *pictures, *texts[1:]]
         if max(engine.prompt(question, documents).num_tokens for question in questions) <= limit:
-            return Subject(model, documents, questions, folder, chunk_tokens)
+            return Subject(model, documents, questions, folder, chunk_tokens, tiles=tiles)
     raise OptionError(
         f"the sample documents do not fit into {limit} tokens (the model's window is {model.window_tokens}); "
         "choose another model"
     )
+
+
+def picture() -> bytes:
+    """A small picture file: bars of grey, no two alike and none as wide as high."""
+    width, height = PICTURE_PIXELS
+    levels = bytes((7 * x + 29 * (y // 16)) % 256 for y in range(height) for x in range(width))
+    return b"P5 %d %d 255\n" % PICTURE_PIXELS + levels
 
 
 def row(result: "InvariantResult") -> tuple[str, ...]:

@@ -73,6 +73,8 @@ def explain(
     chunk_tokens: options.ChunkTokens = options.CHUNK_TOKENS,
     head_policy: options.HeadPolicy = options.HEAD_POLICY,
     max_file_bytes: options.MaxFileBytes = options.MAX_FILE_BYTES,
+    pdf_pages: options.PdfPages = False,
+    tiles: options.Tiles = options.TILES,
     instruction: options.Instruction = options.INSTRUCTION,
     system: options.System = None,
     as_json: options.Json = False,
@@ -95,16 +97,17 @@ def explain(
     if not question.strip():
         raise OptionError('the question is empty; ask something, as in: infoflow-kv explain "Who …?" notes/')
     wanted = options.read_budget(budget)
+    options.check_tiles(tiles)
     path = None if as_json and out is None else writable(OUT if out is None else out, force)
     names = chosen(methods)
-    read = without(opening.read_documents(paths, max_file_bytes), path)
+    read = without(opening.read_documents(paths, max_file_bytes, pdf_pages), path)
     opening.check_choice(names[0], wanted, budget_max, geometry)
 
     from infoflow_kv.explain import explain as make_report
     from infoflow_kv.explaining import render_page
 
     engine = opening.make_engine(
-        opening.load_model(model, dtype, device),
+        opening.load_model(model, dtype, device, pdf_pages),
         open_store(store, no_store),
         budget=wanted,
         budget_max=budget_max,
@@ -116,9 +119,12 @@ def explain(
         namespace=namespace,
         instruction=instruction,
         system=system,
+        tiles=tiles,
     )
     given = opening.chunkable(engine, read)
     opening.tell_skipped(given.skipped)
+    for notice in given.notices:
+        note(notice)
     with status("explaining") as say:
         report = make_report(
             engine,

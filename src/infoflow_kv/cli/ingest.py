@@ -36,6 +36,8 @@ def ingest(
     chunk_tokens: options.ChunkTokens = options.CHUNK_TOKENS,
     head_policy: options.HeadPolicy = options.HEAD_POLICY,
     max_file_bytes: options.MaxFileBytes = options.MAX_FILE_BYTES,
+    pdf_pages: options.PdfPages = False,
+    tiles: options.Tiles = options.TILES,
     instruction: options.Instruction = options.INSTRUCTION,
     system: options.System = None,
     as_json: options.Json = False,
@@ -52,12 +54,14 @@ def ingest(
         infoflow-kv ingest notes/ handbook.pdf
         infoflow-kv ingest pages.jsonl --store /data/kv --model ./my-model
         infoflow-kv ingest notes/ --measure
+        infoflow-kv ingest scans/ --pdf-pages --tiles 2 --model ./my-vision-model
     """
-    read = opening.read_documents(paths, max_file_bytes)
+    options.check_tiles(tiles)
+    read = opening.read_documents(paths, max_file_bytes, pdf_pages)
     folder = opening.store_folder(store)
     chunks = opening.open_store(folder)
     engine = opening.make_engine(
-        opening.load_model(model, dtype, device),
+        opening.load_model(model, dtype, device, pdf_pages),
         chunks,
         method="influence" if measure else options.METHOD,  # the engine measures what its method needs
         chunk_tokens=chunk_tokens,
@@ -65,9 +69,12 @@ def ingest(
         namespace=namespace,
         instruction=instruction,
         system=system,
+        tiles=tiles,
     )
     given = opening.chunkable(engine, read)
     opening.tell_skipped(given.skipped)
+    for notice in given.notices:
+        note(notice)
     report = add(engine, given, str(folder))
     measure_machine(engine, folder)
     if as_json:

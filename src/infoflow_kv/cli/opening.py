@@ -16,23 +16,35 @@ if TYPE_CHECKING:
     from infoflow_kv.store import ChunkStore, DiskStore
 
 
+_REASONS_SHOWN = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Chunkable:
-    """Documents that this engine can chunk, in order, their number of chunks, and why the others are left out."""
+    """Documents that this engine can chunk, in order, their number of chunks, and why the others are left out.
+
+    `images`: how many images, and tokens that stand for parts of them, each chunk of these documents holds, in order.
+    `notices`: what of the images was not used.
+    """
 
     documents: tuple["Document", ...]
     num_chunks: int
     skipped: dict[str, str]
+    images: tuple[tuple[int, int], ...] = ()
+    notices: tuple[str, ...] = ()
 
 
-def read_documents(paths: list[str], max_file_bytes: int) -> "ReadResult":
-    """The documents behind the paths; DocumentError if a path does not exist or nothing could be read."""
+def read_documents(paths: list[str], max_file_bytes: int, pdf_pages: bool = False) -> "ReadResult":
+    """The documents behind the paths; DocumentError if a path does not exist or nothing could be read.
+
+    `pdf_pages`: the pages of a PDF as images; OptionError where the packages for it are missing.
+    """
     from infoflow_kv.chunking import read_paths
 
     if "-" in paths and is_terminal(sys.stdin):
         note("reading documents from the terminal; end with Ctrl-D")
     stdin = sys.stdin.buffer if sys.stdin is not None else None
-    return read_paths(paths, max_file_bytes=max_file_bytes, stdin=stdin)
+    return read_paths(paths, max_file_bytes=max_file_bytes, stdin=stdin, pdf_pages=pdf_pages)
 
 
 def store_folder(given: str | None) -> Path:
@@ -66,8 +78,9 @@ def check_choice(method: str, budget: float | str, budget_max: float | None = No
         raise OptionError(f"--budget-max bounds an adaptive budget, and --budget is {budget}; give --budget auto")
 
 
-def load_model(name: str, dtype: str, device: str) -> "LanguageModel":
-    """The model, ready to compute, fingerprint of its weights included."""
+def load_model(name: str, dtype: str, device: str, pdf_pages: bool = False) -> "LanguageModel":
+    """The model, ready to compute, fingerprint of its weights included; OptionError where `pdf_pages` wants one that
+    reads images."""
     from infoflow_kv.models import load, quiet_transformers
 
     quiet_transformers()
@@ -75,6 +88,11 @@ def load_model(name: str, dtype: str, device: str) -> "LanguageModel":
         model = load(name, dtype=dtype, device=device, progress=say)
         # Hashed at first use otherwise, which would count as the first request's time.
         _ = model.identity
+    if pdf_pages and model.vision is None:
+        raise OptionError(
+            f"--pdf-pages reads pages as images, and {name} reads text only; give a vision-language model, or leave "
+            "the option out to read their text"
+        )
     return model
 
 
@@ -86,20 +104,29 @@ def make_engine(model: "LanguageModel", store: "ChunkStore | None", **settings: 
 
 
 def chunkable(engine: "Engine", read: "ReadResult") -> Chunkable:
-    """The documents without those that this model's tokenizer cannot take; DocumentError if none is left."""
+    """The documents without those that this model cannot take (an odd character, a damaged image, any image where it
+    reads text only); DocumentError if none is left."""
     documents: list[Document] = []
     skipped = dict(read.skipped)
-    num_chunks = 0
+    images: list[tuple[int, int]] = []
+    notices: dict[str, None] = {}
     for document in read.documents:
         try:
-            num_chunks += len(engine.split(document))
+            chunks = engine.split(document)
         except DocumentError as error:
             skipped[document.id or document.source or f"document {len(documents) + 1}"] = str(error)
-        else:
-            documents.append(document)
+            continue
+        documents.append(document)
+        for chunk in chunks:
+            prepared = chunk.images.prepared if chunk.images is not None else ()
+            images.append((len(prepared), sum(one.num_visual for one in prepared)))
+            notices |= dict.fromkeys(notice for one in prepared for notice in one.picture.notices)
     if not documents:
-        raise DocumentError(f"nothing could be read: {'; '.join(skipped.values())}")
-    return Chunkable(tuple(documents), num_chunks, skipped)
+        reasons = list(dict.fromkeys(skipped.values()))
+        more = len(reasons) - _REASONS_SHOWN
+        shown = "; ".join(reasons[:_REASONS_SHOWN]) + (f"; and {more} more reasons" if more > 0 else "")
+        raise DocumentError(f"nothing could be read: {shown}")
+    return Chunkable(tuple(documents), len(images), skipped, tuple(images), tuple(notices))
 
 
 def tell_skipped(skipped: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ MAX_FILE_BYTES = 20 * 2**20
 NAMESPACE = "public"
 INSTRUCTION = "Answer the question using the documents."
 BUDGET_TEXT = f"{BUDGET:g}"
+TILES = 1
 GEOMETRY = "GLOBAL"
 HEAD_POLICY = "head"
 MAX_NEW_TOKENS = 64
@@ -29,13 +30,31 @@ Paths = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH",
-        help="Files, folders (all files below) or - for standard input: text, Markdown, HTML, PDF, JSONL.",
+        help="Files, folders (all files below) or - for standard input: text, Markdown, HTML, PDF, JSONL, images.",
         show_default=False,
     ),
 ]
 ChunkTokens = Annotated[int, typer.Option(metavar="N", help="Longest chunk, in tokens.", rich_help_panel=_DOCUMENTS)]
 MaxFileBytes = Annotated[
     int, typer.Option(metavar="N", help="Files larger than this are skipped.", rich_help_panel=_DOCUMENTS)
+]
+PdfPages = Annotated[
+    bool,
+    typer.Option(
+        "--pdf-pages",
+        metavar="",
+        help="Read each page of a PDF as an image, instead of its text; needs a vision-language model.",
+        rich_help_panel=_DOCUMENTS,
+    ),
+]
+Tiles = Annotated[
+    int,
+    typer.Option(
+        metavar="K",
+        help="Prefill each image in K × K tiles that do not see each other; 1: whole. It is part of what is stored: "
+        "use the same for ingest and ask.",
+        rich_help_panel=_DOCUMENTS,
+    ),
 ]
 Instruction = Annotated[
     str,
@@ -171,6 +190,12 @@ def flowing(text: str | None) -> str:
     r"""The help text, each paragraph in one line for the terminal to wrap; what follows a `\b` line stays as it is."""
     paragraphs = inspect.cleandoc(text or "").split("\n\n")
     return "\n\n".join(p[2:] if p.startswith("\b\n") else " ".join(p.split()) for p in paragraphs)
+
+
+def check_tiles(tiles: int) -> None:
+    """Nothing; OptionError for a number of tiles that cannot be, before anything slow is done."""
+    if tiles < 1:
+        raise OptionError(f"--tiles {tiles} is less than 1; give 1 for whole images, or 2 or more for tiles")
 
 
 def read_budget(text: str) -> float | str:

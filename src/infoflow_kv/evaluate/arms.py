@@ -25,9 +25,11 @@ _DEFAULTS: dict[str, Any] = {
     "chunk_floor": 0.0,
     "chunk_cap": 1.0,
     "budget_max": AUTO_CEILING,
+    "tiles": 1,
 }
 _NUMBERS = ("chunk_floor", "chunk_cap", "budget_max")
 _FLAGS = ("reorder",)
+_OF_ENGINE = ("tiles",)  # how chunks are prefilled, which no recipe says
 _LAYERS = ("layers", "repair_layers")
 _LAYER_NUMBERS = re.compile(r"[\d\s,-]+")
 _MOST_LAYERS = 10**6  # of any model: a set is brought into its one form before the model is known
@@ -42,13 +44,19 @@ class Arm:
     budget: float | str | None
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def tiles(self) -> int:
+        """Along each side of an image; of full prefill, which cuts nothing, 0 as in the paper's Table 4."""
+        return int(self.options.get("tiles", 1)) if find_method(self.method).reuse else 0
+
     def recipe(self, model: "LanguageModel") -> "Recipe":
         """The recipe for this model; OptionError for what this model has not."""
         from infoflow_kv.recipes import make_recipe
 
         try:
             # A rule with a fixed number of tokens takes it whatever the budget, unless that buys nothing at all.
-            return make_recipe(model, self.method, 1.0 if self.budget is None else self.budget, **self.options)
+            given = {key: value for key, value in self.options.items() if key not in _OF_ENGINE}
+            return make_recipe(model, self.method, 1.0 if self.budget is None else self.budget, **given)
         except OptionError as error:
             raise OptionError(f"arm '{self.name}': {error}") from None
 
@@ -58,10 +66,10 @@ def parse_arms(
 ) -> list[Arm]:
     """The arms of a list like `full,none,infoflow[layers=relative],epic@0.3`, each at every budget unless it names one.
 
-    Differences: layers, geometry, repair_layers, reorder, chunk_floor, chunk_cap, budget_max. `geometry` and `reorder`
-    are those of all arms that have none of their own and to which they say something. What is the default anyway
-    stands in no name, and the same arm has the same name however it is written. Raises OptionError for anything that is
-    not understood, for a difference that the method does not read, and for an arm that comes twice.
+    Differences: layers, geometry, repair_layers, reorder, chunk_floor, chunk_cap, budget_max, tiles. `geometry` and
+    `reorder` are those of all arms that have none of their own and to which they say something. What is the default
+    anyway stands in no name, and the same arm has the same name however it is written. Raises OptionError for anything
+    that is not understood, for a difference that the method does not read, and for an arm that comes twice.
 
     >>> [arm.name for arm in parse_arms("none,epic,a3@auto:0.5", (0.05, 0.15))]
     ['none', 'epic@0.05', 'epic@0.15', 'a3@auto:0.5']
@@ -150,6 +158,7 @@ def read_by(method: Method) -> list[str]:
         "chunk_floor": chooses,
         "chunk_cap": chooses,
         "budget_max": has_budget(method.name),
+        "tiles": method.reuse,
     }
     return [key for key in _DEFAULTS if reads[key]]
 
@@ -167,10 +176,10 @@ def _one_form(key: str, value: Any) -> Any:
 
 def check_distinct(arms: Sequence[Arm], model: "LanguageModel") -> None:
     """Nothing; OptionError where two arms are the same on this model, such as its layers `auto` and by number."""
-    seen: dict[Recipe, str] = {}
+    seen: dict[tuple[Recipe, int], str] = {}
     for arm in arms:
         recipe = arm.recipe(model)
-        key = replace(recipe, budget_max=None)
+        key = replace(recipe, budget_max=None), arm.tiles
         if key in seen:
             raise OptionError(
                 f"arms '{seen[key]}' and '{arm.name}' are the same on {model.name} (layers "
@@ -253,7 +262,40 @@ def _value(key: str, text: str, arm: str) -> Any:
             return float(text)
         except ValueError:
             raise OptionError(f"arm '{arm.strip()}': {key} is '{text}'; expected a number in 0..1") from None
+    if key in _OF_ENGINE:
+        return check_tiles(text, f"arm '{arm.strip()}'")
     return text
+
+
+def check_tiles(text: str, place: str) -> int:
+    """The number of tiles along each side of an image; OptionError for what is none."""
+    if not re.fullmatch("[0-9]{1,3}", text) or int(text) < 1:
+        raise OptionError(f"{place}: tiles is '{text}'; expected a whole number from 1 (1: images are not cut)")
+    return int(text)
+
+
+def with_tiles(arms: Sequence[Arm], tiles: Sequence[int]) -> list[Arm]:
+    """The arms at each k of the paper's Table 4, k × k tiles of an image; 0 is full prefill, which the list then has.
+
+    Full prefill, and arms with tiles of their own, stand there once.
+
+    >>> [arm.name for arm in with_tiles(parse_arms("none,epic@.15", ()), (0, 2))]
+    ['full', 'none[tiles=2]', 'epic[tiles=2]@0.15']
+    """
+    found = [arm for arm in arms if not arm.tiles]
+    if 0 in tiles and not found:
+        found = parse_arms("full", ())
+    for k in dict.fromkeys(k for k in tiles if k):
+        for arm in arms:
+            if arm.tiles and "tiles" not in arm.options:
+                options = settled(find_method(arm.method), {**arm.options, "tiles": k}, arm.name)
+                found.append(Arm(arm_name(arm.method, options, arm.budget), arm.method, arm.budget, options))
+    found += [arm for arm in arms if "tiles" in arm.options]
+    names = [arm.name for arm in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f"arm '{name}' comes twice; name each arm once")
+    return found
 
 
 def split_outside_brackets(text: str) -> list[str]:

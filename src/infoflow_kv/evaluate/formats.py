@@ -32,7 +32,7 @@ def detect(record: Record) -> str:
         if any(mark in record for mark in marks):
             return name
     known = "; ".join(f"{name} ({' or '.join(marks)})" for name, marks in _MARKS.items())
-    raise DocumentError(f"the fields {_listed(record)} fit no known format; expected one of: {known}")
+    raise DocumentError(f"the fields {listed(record)} fit no known format; expected one of: {known}")
 
 
 def item_from(record: Record, format_name: str, number: int, stem: str) -> Item | None:
@@ -52,22 +52,22 @@ def _chunks(record: Record, number: int, stem: str) -> Item:
     doc, page = record.get("doc"), record.get("page")
     document = "" if doc is None else str(doc) if page is None else f"{doc}:{page}"
     return Item(
-        id=_text(record, "_id"),
+        id=text_of(record, "_id"),
         dataset=_dataset(record, stem),
-        question=_text(record, "question"),
+        question=text_of(record, "question"),
         answers=_answers(record),
         passages=passages,
         supporting=tuple(dict.fromkeys(supporting)),
-        group=_text(record, "group", may_be_blank=True) if "group" in record else document,
-        instruction=_text(record, "instruction", may_be_blank=True) if "instruction" in record else "",
-        meta=_rest(record, CHUNKS_FIELDS),
+        group=text_of(record, "group", may_be_blank=True) if "group" in record else document,
+        instruction=text_of(record, "instruction", may_be_blank=True) if "instruction" in record else "",
+        meta=rest_of(record, CHUNKS_FIELDS),
     )
 
 
 def _longbench(record: Record, number: int, stem: str) -> Item | None:
-    context = _text(record, "context")
-    question = _text(record, "input", may_be_blank=True)
-    identity, answers = _text(record, "_id"), _answers(record)
+    context = text_of(record, "context")
+    question = text_of(record, "input", may_be_blank=True)
+    identity, answers = text_of(record, "_id"), _answers(record)
     if not question.strip():
         return None
     return Item(
@@ -77,25 +77,25 @@ def _longbench(record: Record, number: int, stem: str) -> Item | None:
         answers=answers,
         passages=_context_passages(context),
         group=_context_group(context),
-        meta=_rest(record, {"_id", "dataset", "input", "answers", "context"}),
+        meta=rest_of(record, {"_id", "dataset", "input", "answers", "context"}),
     )
 
 
 def _longbench_v2(record: Record, number: int, stem: str) -> Item:
-    context, answer = _text(record, "context"), _text(record, "answer")
-    choices = {letter: _text(record, f"choice_{letter}", may_be_blank=True) for letter in LETTERS}
+    context, answer = text_of(record, "context"), text_of(record, "answer")
+    choices = {letter: text_of(record, f"choice_{letter}", may_be_blank=True) for letter in LETTERS}
     if answer not in choices:
         raise DocumentError(f"'answer' is '{answer}'; expected one of the letters {', '.join(LETTERS)}")
-    question = _text(record, "question").strip()
+    question = text_of(record, "question").strip()
     used = {"_id", "question", "answer", "context", *(f"choice_{letter}" for letter in LETTERS)}
     return Item(
-        id=_text(record, "_id"),
+        id=text_of(record, "_id"),
         dataset="longbench_v2",
         question="\n".join([question, "Choices:", *(f"({letter}) {text}" for letter, text in choices.items())]),
         answers=(answer,),
         passages=_context_passages(context),
         group=_context_group(context),
-        meta={**_rest(record, used), "choices": choices, "task": CHOICE},
+        meta={**rest_of(record, used), "choices": choices, "task": CHOICE},
     )
 
 
@@ -103,15 +103,15 @@ def _cacheblend(record: Record, number: int, stem: str) -> Item:
     return Item(
         id=f"{stem}-{number}",
         dataset=stem,
-        question=_text(record, "question"),
+        question=text_of(record, "question"),
         answers=_answers(record, nested=True),
         passages=_passages(record, "ctxs"),
-        meta=_rest(record, {"question", "answers", "ctxs"}),
+        meta=rest_of(record, {"question", "answers", "ctxs"}),
     )
 
 
 def _kv_retrieval(record: Record, number: int, stem: str) -> Item:
-    pairs, key, value = _field(record, "ordered_kv_records"), _text(record, "key"), _text(record, "value")
+    pairs, key, value = field_of(record, "ordered_kv_records"), text_of(record, "key"), text_of(record, "value")
     if not isinstance(pairs, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
     ):
@@ -130,7 +130,7 @@ def _kv_retrieval(record: Record, number: int, stem: str) -> Item:
         passages=tuple(Passage("", "\n".join(f'"{pairs[i][0]}": "{pairs[i][1]}"' for i in part)) for part in parts),
         supporting=(places[0] // PAIRS_PER_PASSAGE,),
         meta={
-            **_rest(record, {"ordered_kv_records", "value"}),
+            **rest_of(record, {"ordered_kv_records", "value"}),
             "pairs": len(pairs),
             "pairs_per_passage": PAIRS_PER_PASSAGE,
             "place_in_passage": places[0] % PAIRS_PER_PASSAGE,
@@ -147,50 +147,52 @@ _READERS: dict[str, Callable[[Record, int, str], Item | None]] = {
 }
 
 
-def _field(record: Record, name: str) -> Any:
+def field_of(record: Record, name: str) -> Any:
+    """Return the field; DocumentError where the record lacks it."""
     if name not in record:
-        raise DocumentError(f"'{name}' is missing (fields here: {_listed(record)})")
+        raise DocumentError(f"'{name}' is missing (fields here: {listed(record)})")
     return record[name]
 
 
-def _text(record: Record, name: str, *, may_be_blank: bool = False) -> str:
-    value = _field(record, name)
+def text_of(record: Record, name: str, *, may_be_blank: bool = False) -> str:
+    """Return the field, a string; DocumentError for another type and for white space alone."""
+    value = field_of(record, name)
     if not isinstance(value, str):
-        raise DocumentError(f"'{name}' is {_kind(value)}; expected a string")
+        raise DocumentError(f"'{name}' is {kind_of(value)}; expected a string")
     if not may_be_blank and not value.strip():
         raise DocumentError(f"'{name}' is empty; expected some text")
     return value
 
 
 def _dataset(record: Record, stem: str) -> str:
-    return _text(record, "dataset") if "dataset" in record else stem
+    return text_of(record, "dataset") if "dataset" in record else stem
 
 
 def _answers(record: Record, *, nested: bool = False) -> tuple[str, ...]:
-    answers = _field(record, "answers")
+    answers = field_of(record, "answers")
     if nested and isinstance(answers, list):
         answers = [text for entry in answers for text in (entry if isinstance(entry, list) else [entry])]
     if not isinstance(answers, list):
-        raise DocumentError(f"'answers' is {_kind(answers)}; expected a list of strings")
+        raise DocumentError(f"'answers' is {kind_of(answers)}; expected a list of strings")
     for answer in answers:
         if not isinstance(answer, str):
-            raise DocumentError(f"'answers' holds {_kind(answer)}; expected strings only")
+            raise DocumentError(f"'answers' holds {kind_of(answer)}; expected strings only")
     return tuple(answers)
 
 
 def _passages(record: Record, name: str) -> tuple[Passage, ...]:
-    entries = _field(record, name)
+    entries = field_of(record, name)
     if not isinstance(entries, list):
-        raise DocumentError(f"'{name}' is {_kind(entries)}; expected a list of {{title, text}}")
+        raise DocumentError(f"'{name}' is {kind_of(entries)}; expected a list of {{title, text}}")
     if not entries:
         raise DocumentError(f"'{name}' is empty: no passages; give at least one {{title, text}}")
     passages = []
     for index, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise DocumentError(f"passage {index} of '{name}' is {_kind(entry)}; expected {{title, text}}")
+            raise DocumentError(f"passage {index} of '{name}' is {kind_of(entry)}; expected {{title, text}}")
         try:
-            title = _text(entry, "title", may_be_blank=True) if entry.get("title") is not None else ""
-            passages.append(Passage(title, _text(entry, "text")))
+            title = text_of(entry, "title", may_be_blank=True) if entry.get("title") is not None else ""
+            passages.append(Passage(title, text_of(entry, "text")))
         except DocumentError as error:
             raise DocumentError(f"passage {index} of '{name}': {error}") from error
     return tuple(passages)
@@ -201,7 +203,8 @@ def _context_passages(context: str) -> tuple[Passage, ...]:
     return tuple(pieces(context) if marked is None else marked)
 
 
-def _rest(record: Record, used: Set[str]) -> dict[str, Any]:
+def rest_of(record: Record, used: Set[str]) -> dict[str, Any]:
+    """Return the fields that are not `used`."""
     return {name: value for name, value in record.items() if name not in used}
 
 
@@ -210,10 +213,12 @@ def _context_group(context: str) -> str:
     return "context-" + hashlib.sha256(context.encode("utf-8")).hexdigest()[:16]
 
 
-def _listed(record: Record) -> str:
+def listed(record: Record) -> str:
+    """Return the names of the first fields, for an error."""
     return ", ".join(f"'{name}'" for name in list(record)[:12]) or "(none)"
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return what JSON calls the value, for an error."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")

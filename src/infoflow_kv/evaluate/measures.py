@@ -9,8 +9,9 @@ from infoflow_kv.evaluate.metrics import choice_letter, contains_all, exact_matc
 from infoflow_kv.evaluate.niah import TASK as NEEDLES
 from infoflow_kv.evaluate.results import Row
 from infoflow_kv.evaluate.variable_tracking import TASK as TRACKING
+from infoflow_kv.evaluate.vision_metrics import FIELDS, fields_scored, vision_values
 
-DECIDED_BY = {"exact_match": "f1_longbench"}
+DECIDED_BY = {"exact_match": "f1_longbench", "strict": "relaxed"}
 """Task measures whose gate is that of another one."""
 
 
@@ -41,6 +42,7 @@ MEASURES: dict[str, Measure] = {
         Measure("f1_paper", "F1, paper", "higher", "task", percent=True),
         Measure("choice", "right letter", "higher", "task", percent=True),
         Measure("hit", "found", "higher", "task", percent=True),
+        *(Measure(field, title, "higher", "task", percent=True) for field, title in FIELDS.items()),
         Measure("selection_lift", "lift of gold passages", "higher", "fidelity"),
         Measure("recomputed_share", "recomputed, of reusable", None, "cost", percent=True),
         Measure("recomputed_share_all", "recomputed, of all", None, "cost", percent=True),
@@ -74,7 +76,7 @@ def _measured(row: Mapping[str, Any], full_seconds: float | None) -> dict[str, f
         "identical": float(row["prefix"] == row["prefix_of"]),
         "nll_delta": row["gold_nll"] - row["full_gold_nll"],
         "ttft_ratio": row["ttft_seconds"] / full_seconds if full_seconds else None,
-        **{field: task_value(row, field, prediction, answers) for field in _TASKS},
+        **{field: task_value(row, field, prediction, answers) for field in (*_TASKS, *FIELDS)},
     }
 
 
@@ -82,6 +84,8 @@ def task_value(row: Mapping[str, Any], field: str, prediction: str | None, answe
     """The task measure of one prediction; None where there is none, or the row is of another task."""
     if prediction is None or field not in fields_of(row):
         return None
+    if field in FIELDS:
+        return vision_values(row, prediction)[field]
     if field == "hit":
         share = contains_all(prediction, answers)
         return share if is_tracking(row) else float(share == 1)
@@ -106,6 +110,8 @@ def fields_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     would measure how the answer is worded."""
     if is_needle(row) or is_tracking(row):
         return ("hit",)
+    if row.get("metric") is not None:  # a question about a picture: its own rule alone
+        return fields_scored(row["metric"])
     return ("choice",) if is_choice(row["meta"]) else ("f1_longbench", "exact_match", "f1_paper")
 
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from infoflow_kv.errors import InfoFlowError, InputError, OptionError, PromptTooLongError
 from infoflow_kv.evaluate.arms import Arm, check_distinct
 from infoflow_kv.evaluate.items import Item, Passage, check_items
 from infoflow_kv.evaluate.json_text import cleaned, parsed
-from infoflow_kv.evaluate.measuring import Bench, Options, documents_of
+from infoflow_kv.evaluate.measuring import Bench, documents_of
+from infoflow_kv.evaluate.options import Options
 from infoflow_kv.evaluate.readers import fit, lengthen
 from infoflow_kv.evaluate.results import FORMAT, ROWS_NAME, RUN_NAME
 from infoflow_kv.evaluate.run_records import made_in, run_record, settle, unwritable
@@ -69,13 +70,51 @@ def predict(
     for item in items:
         bench.worded(item)
         bench.check_passages(item)
+    check_untiled(arms)
     check_distinct(arms, model)
     check_oracle(bench, items, arms)
     datasets = list(dict.fromkeys(item.dataset for item in items))
     record = run_record(model, arms, options, data, environment or {}, datasets)
+    dropped: dict[str, int] = {}
+
+    def fitted(item: Item) -> tuple[Item | None, str]:
+        kept, reason = fitted_item(bench, item)
+        if kept is not None and kept is not item:
+            dropped[item.id] = len(item.passages) - len(kept.passages)
+            logger.warning("item '%s' is over the window: %d distractor passages dropped", item.id, dropped[item.id])
+        return kept, reason
+
+    written, found = write_rows(out, record, items, arms, fitted, bench.rows, skipped, on_progress)
+    return Done(written, found, skipped, dropped)
+
+
+class Named(Protocol):
+    """What has an id that is unique in a run."""
+
+    @property
+    def id(self) -> str: ...
+
+
+AnyItem = TypeVar("AnyItem", bound=Named)
+
+
+def write_rows(
+    out: Path,
+    record: dict[str, Any],
+    items: Sequence[AnyItem],
+    arms: Sequence[Arm],
+    fitted: Callable[[AnyItem], tuple[AnyItem | None, str]],
+    rows_of: Callable[[AnyItem, Sequence[Arm]], Iterator[dict[str, Any]]],
+    skipped: dict[str, str],
+    on_progress: Progress | None = None,
+) -> tuple[int, int]:
+    """How many rows were written now, and how many were there before.
+
+    `fitted`: the item as it is measured, or None and why it is left out, which goes into `skipped`. `rows_of`: the rows
+    of the arms that an item lacks.
+    """
     with writer(out, record) as rows:
         have = rows.have()
-        dropped: dict[str, int] = {}
         written, total = 0, len(items) * len(arms)
         done = sum((item.id, arm.name) in have for item in items for arm in arms)
         found = done
@@ -83,19 +122,14 @@ def predict(
             missing = [arm for arm in arms if (item.id, arm.name) not in have]
             if not missing:
                 continue
-            fitted, reason = fitted_item(bench, item)
-            if fitted is None:
+            kept, reason = fitted(item)
+            if kept is None:
                 skipped[item.id] = reason
                 total -= len(missing)
                 logger.warning("item '%s' is left out: %s", item.id, reason)
                 continue
-            if fitted is not item:
-                dropped[item.id] = len(item.passages) - len(fitted.passages)
-                logger.warning(
-                    "item '%s' is over the window: %d distractor passages dropped", item.id, dropped[item.id]
-                )
             start = time.perf_counter()
-            for row in bench.rows(fitted, missing):
+            for row in rows_of(kept, missing):
                 if not written:
                     rows.made_in(record["environment"])
                 rows.append(row)
@@ -104,7 +138,14 @@ def predict(
                 if on_progress is not None:
                     on_progress(done, total, f"{item.id} {row['arm']}")
             logger.info("item '%s': %d arms in %.1f s", item.id, len(missing), time.perf_counter() - start)
-        return Done(written, found, skipped, dropped)
+        return written, found
+
+
+def check_untiled(arms: Sequence[Arm]) -> None:
+    """Nothing; OptionError for an arm that would cut images, where there are none."""
+    for arm in arms:
+        if arm.tiles > 1:
+            raise OptionError(f"arm '{arm.name}' cuts images in tiles, and these items are texts; leave tiles out")
 
 
 def check_oracle(bench: Bench, items: Sequence[Item], arms: Sequence[Arm]) -> None:
@@ -117,7 +158,7 @@ def check_oracle(bench: Bench, items: Sequence[Item], arms: Sequence[Arm]) -> No
             tokens = bench.engine(item).prompt(item.question, documents_of(item)).num_tokens
         except InfoFlowError:  # such an item is left out later, with its reason
             continue
-        check_truth(arms, bench.window, item.id, tokens, bench.options.max_new_tokens)
+        check_truth(arms, bench.window, item.id, tokens, bench.max_new_tokens)
 
 
 def lengthened(
@@ -141,7 +182,7 @@ def lengthened(
 
 def fitted_item(bench: Bench, item: Item) -> tuple[Item | None, str]:
     """The item, without some distractors if it must be; else None and the reason."""
-    engine, model, options = bench.engine(bench.worded(item)), bench.model, bench.options
+    engine, model = bench.engine(bench.worded(item)), bench.model
 
     def count(candidate: Item) -> int:
         shown = bench.worded(candidate)
@@ -149,7 +190,7 @@ def fitted_item(bench: Bench, item: Item) -> tuple[Item | None, str]:
 
     try:
         gold = len(engine.encoder.content(item.answers[0])[0])
-        limit = model.window_tokens - max(options.max_new_tokens, gold) - 1
+        limit = model.window_tokens - max(bench.max_new_tokens, gold) - 1
         tokens = count(item)
     except InfoFlowError as error:
         return None, str(error)

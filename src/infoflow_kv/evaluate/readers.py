@@ -46,13 +46,13 @@ def read_items(path: str | Path, limit: int | None = None) -> Loaded:
     if limit is not None and limit < 1:
         raise OptionError(f"limit is {limit}; at least 1 item is needed")
     path = Path(path)
-    data = _bytes(path)
+    data = file_bytes(path)
     stem = replace_surrogates(path.name.split(".")[0] or path.name)  # it names a data set: a file name may be no text
     items: list[Item] = []
     places: list[str] = []
     skipped: dict[str, str] = {}
     format_name = ""
-    for number, (place, record) in enumerate(_records(path, data), start=1):
+    for number, (place, record) in enumerate(records(path, decoded(path, data)), start=1):
         try:
             if not isinstance(record, dict):
                 raise DocumentError("not an object; every record must be one, {...}")
@@ -146,7 +146,8 @@ def lengthen(
     return with_passages(item, passages, sources, {"added_passages": len(added), "lengthen_seed": seed})
 
 
-def _bytes(path: Path) -> bytes:
+def file_bytes(path: Path) -> bytes:
+    """Return what the file holds. Raises DocumentError for what is no readable file."""
     if path.is_dir():
         raise DocumentError(f"'{path}' is a folder; give one file")
     if not path.exists():
@@ -159,68 +160,75 @@ def _bytes(path: Path) -> bytes:
         raise DocumentError(f"'{path}' cannot be read: {error.strerror or error}") from error
 
 
-def _records(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
-    """Yield each record with its place for people. Raises DocumentError for what is not UTF-8 or not JSON."""
+def decoded(path: Path, data: bytes) -> str:
+    """Return the file's text. Raises DocumentError with the line for what is not UTF-8."""
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DocumentError(
             f"'{path}', line {line}: not UTF-8 text (byte 0x{data[error.start]:02x}); convert it to UTF-8"
         ) from error
+
+
+def records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield each record of JSON lines or of one JSON list, with its place. DocumentError for what is not JSON."""
     if text.lstrip().startswith("["):
         yield from _list_records(path, text)
         return
     for number, line_text in enumerate(text.split("\n"), start=1):
         if line_text.strip():
             try:
-                record = parsed(line_text, parse_constant=_finite, parse_float=_finite)
+                record = parsed(line_text, parse_constant=finite, parse_float=finite)
             except ValueError as error:
                 raise DocumentError(
-                    f"'{path}', line {number}: not JSON ({_why(error)}); expected one object a line, or a JSON list"
+                    f"'{path}', line {number}: not JSON ({why(error)}); expected one object a line, or a JSON list"
                 ) from error
             yield f"'{path}', line {number}", record
 
 
 def _list_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     """Yield the entries of a JSON list one by one, since only so their lines are known."""
-    decoder = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
+    decoder = json.JSONDecoder(parse_constant=finite, parse_float=finite)
     line, counted, at, number = 1, 0, text.index("[") + 1, 0
     closed = False
     while not closed:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if not number and text.startswith("]", at):
             break
         line, counted, number = line + text.count("\n", counted, at), at, number + 1
         try:
             record, at = decoder.raw_decode(text, at)
             shallow(record)
-            at = _skip_space(text, at)
+            at = skip_space(text, at)
             closed = text.startswith("]", at)
             if not closed and not text.startswith(",", at):
                 raise ValueError("the list is not closed: ',' or ']' is missing")
             if closed and text[at + 1 :].strip():
                 raise ValueError("there is more after the list's ']'")
         except (ValueError, RecursionError) as error:
-            raise DocumentError(f"'{path}', line {line}, record {number}: not JSON ({_why(error)})") from error
+            raise DocumentError(f"'{path}', line {line}, record {number}: not JSON ({why(error)})") from error
         at += 1
         yield f"'{path}', line {line}, record {number}", record
 
 
-def _skip_space(text: str, at: int) -> int:
+def skip_space(text: str, at: int) -> int:
+    """Return the first place from `at` that holds no white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """Return the number; ValueError for NaN and infinities, which no row can hold."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
     return number
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
+    """Return what is wrong with JSON, in words."""
     if isinstance(error, json.JSONDecodeError):
         return error.msg
     return "nested too deep" if isinstance(error, RecursionError) else str(error)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infoflow_kv.errors import OptionError
-from infoflow_kv.evaluate import digits, tables
+from infoflow_kv.evaluate import digits, tables, vision_tables
 from infoflow_kv.evaluate.figures.series import NAMES, Plate, plates
 from infoflow_kv.evaluate.findings import Findings, find, variant
 from infoflow_kv.evaluate.measures import DECIDED_BY, MEASURES
@@ -112,6 +112,9 @@ def _render(
     if not made:
         blocks += ["## Recovery", _NO_RECOVERY]
     blocks += _answers(findings)
+    blocks += _section(
+        "Questions about pictures", vision_tables.NOTE, *vision_tables.of_rows(findings.rows, findings.resamples)
+    )
     for dataset in findings.datasets:
         for title, task, facts in (
             ("Needles", NEEDLES, ("kind", "place")),

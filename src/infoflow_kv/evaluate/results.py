@@ -76,6 +76,14 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     "prompt_ids_sha256": (str,),
     "meta": (dict,),
 }
+# Only rows about pictures have these; see `vision_measuring`.
+_OF_PICTURES: dict[str, tuple[type, ...]] = {
+    "metric": (str,),
+    "options": (dict,),
+    "tiles": (int,),
+    "images_sha256": (str,),
+    "reference": (str,),
+}
 
 _log = logging.getLogger(__name__)
 
@@ -299,6 +307,9 @@ def _check_row(row: Any, place: str) -> None:
     for field, types in _OPTIONAL.items():
         if row.setdefault(field, None) is not None:
             _check_type(field, row[field], types, place)
+    for field, types in _OF_PICTURES.items():
+        if field in row:
+            _check_type(field, row[field], types, place)
     row["meta"] = row["meta"] or {}
     if not row["answers"] or not all(isinstance(answer, str) for answer in row["answers"]):
         raise InputError(f"{place}: answers is {row['answers']!r}, expected a list of at least one text")
@@ -328,18 +339,20 @@ def _check_items(found: Sequence[tuple[Row, str]], noise: tuple[float, float]) -
             )
         seen[item, arm] = place
         before, there = first.setdefault(item, (row, place))
-        for field in ("dataset", "group", "answers"):
-            if before[field] != row[field]:
+        for field in ("dataset", "group", "answers", "metric", "options", "reference"):
+            was, now = before.get(field), row.get(field)
+            if was != now:
                 raise InputError(
-                    f"{place}: item '{item}' has {field} {row[field]!r} here and {before[field]!r} at {there}; these "
-                    "are two items, give them two ids"
+                    f"{place}: item '{item}' has {field} {now!r} here and {was!r} at {there}; these are two items, "
+                    "give them two ids"
                 )
         for field, value in _of_item(row).items():
             known, other, there = facts.setdefault((item, field), (value, arm, place))
             near = field in _OF_ITEM_NUMBERS and math.isclose(known, value, rel_tol=noise[0], abs_tol=noise[1])
             if known != value and not near:
-                is_ids = field == "token_ids_sha256"
-                what = "saw other token ids" if is_ids else f"has another {field} ({value}, not {known})"
+                other_things = {"token_ids_sha256": "token ids", "images_sha256": "pictures"}
+                what = f"saw other {other_things[field]}" if field in other_things else ""
+                what = what or f"has another {field} ({value}, not {known})"
                 raise InputError(
                     f"{place}: arm '{arm}' of item '{item}' {what} than arm '{other}' at {there}; arms compare on the "
                     "same prompt and model only: predict both in one run"
@@ -350,7 +363,9 @@ def _of_item(row: Row) -> dict[str, Any]:
     """What every row of an item must say alike, as far as this row says it."""
     # Another order of chunks has other token ids on purpose; older rows do not say those of the order given.
     ids = row["prompt_ids_sha256"] or (None if row["reorder"] else row["token_ids_sha256"])
-    said = {"token_ids_sha256": ids, **{field: row[field] for field in (*_OF_ITEM, *_OF_ITEM_NUMBERS)}}
+    # Pictures of one size have the same ids.
+    said = {"token_ids_sha256": ids, "images_sha256": row.get("images_sha256")}
+    said |= {field: row[field] for field in (*_OF_ITEM, *_OF_ITEM_NUMBERS)}
     return {field: value for field, value in said.items() if value is not None}
 
 

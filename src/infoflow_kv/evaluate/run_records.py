@@ -13,7 +13,7 @@ from infoflow_kv.evaluate.arms import Arm
 from infoflow_kv.evaluate.changes import changes
 from infoflow_kv.evaluate.environment import without_folders
 from infoflow_kv.evaluate.json_text import cleaned, parsed
-from infoflow_kv.evaluate.measuring import Options
+from infoflow_kv.evaluate.options import Options
 from infoflow_kv.evaluate.results import (
     FORMAT,
     ROWS_NAME,

@@ -22,11 +22,12 @@ from infoflow_kv.evaluate.statistics import (
     sign_flip_p,
     wins_ties_losses,
 )
+from infoflow_kv.evaluate.vision_metrics import BINARY_FIELDS
 
 POOLED = items.POOLED
 FEWEST_CLUSTERS = 6
 """With fewer no sign-flip p can be under .05, and a percentile interval holds the truth less often than it says."""
-_BINARY = ("top1", "identical", "exact_match", "choice", "hit")
+_BINARY = ("top1", "identical", "exact_match", "choice", "hit", *BINARY_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,21 +178,43 @@ def compare(
     for arm in (reference_arm, *(arms or ())):
         if arm not in known:
             raise unknown_name("arm", arm, known)
-    left = {row["arm"] for row in kept}
-    sign = -1.0 if MEASURES[field].better == "lower" else 1.0
+    others = [arm for arm in arms or known if arm != reference_arm]
+    lower, binary = MEASURES[field].better == "lower", field in _BINARY
+    return paired_comparisons(
+        kept, reference_arm, field, others, lower=lower, binary=binary, resamples=resamples, seed=seed
+    )
+
+
+def paired_comparisons(
+    rows: Sequence[Mapping[str, Any]],
+    reference_arm: str,
+    field: str,
+    arms: Sequence[str],
+    *,
+    lower: bool = False,
+    binary: bool = False,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> list[Comparison]:
+    """These arms against the reference by a field of the rows, as `compare` says; nothing else is looked at.
+
+    `lower`: lower is better. `binary`: the field says yes or no, so that McNemar's test takes it where all values are.
+    """
+    left = {row["arm"] for row in rows}
+    sign = -1.0 if lower else 1.0
     found: list[tuple[str, Estimate, float, Tally]] = []
-    for arm in arms or known:
-        if arm == reference_arm or not {arm, reference_arm} <= left:
+    for arm in arms:
+        if not {arm, reference_arm} <= left:
             continue
-        pairs = paired(kept, arm, reference_arm, field)
+        pairs = paired(rows, arm, reference_arm, field)
         if not pairs.ids:
             continue
         differences = np.subtract(pairs.a, pairs.b)
         labels = (pairs.clusters, pairs.datasets, resamples, seed)
         tally = wins_ties_losses(sign * differences)
         interval = estimate(paired_bootstrap(differences, *labels), pairs.clusters)
-        binary = field in _BINARY and all(value in (0, 1) for value in (*pairs.a, *pairs.b))
-        p = mcnemar_p(pairs.a, pairs.b) if binary else sign_flip_p(differences, *labels)
+        hits = binary and all(value in (0, 1) for value in (*pairs.a, *pairs.b))
+        p = mcnemar_p(pairs.a, pairs.b) if hits else sign_flip_p(differences, *labels)
         found.append((arm, interval, p, tally))
     adjusted = holm([p for _, _, p, _ in found]) if found else ()
     return [

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the report: every token gets one span, once; switching the method only changes class names.
+// Draws the report: every token gets one span, once, an image one for all; switching the method changes class names only.
 (() => {
   const LEVELS = 8; // shades above none; page.css has the same number
   const PHASES = [
@@ -15,6 +15,7 @@
   const chunkOf = []; // chunk of each token, -1 for the prompt
   const spans = [];
   const indexOf = new Map(); // span → its place in `spans`
+  const boxOf = []; // of each token that stands for a part of an image, the image's box
   const views = new Map(); // method → what the spans need, made when first shown
   let view;
   let current = 0; // the token that the keyboard is at
@@ -97,14 +98,21 @@
   }
 
   function drawTokens() {
-    const block = (index, title, id, tokens) => {
+    const block = (index, title, id, tokens, images = []) => {
       const text = make("div", { className: "text", dir: "auto" });
-      for (const token of tokens) {
+      const first = spans.length;
+      const imageAt = new Map(images.map((image) => [image.start, image]));
+      for (let i = 0; i < tokens.length;) {
+        const image = imageAt.get(i);
         const span = document.createElement("span");
-        span.textContent = token;
-        indexOf.set(span, spans.length);
-        spans.push(span);
-        chunkOf.push(index);
+        indexOf.set(span, first + i);
+        const box = image && { from: first + i, to: first + image.stop, label: labelOf(image) };
+        if (!image) span.textContent = tokens[i];
+        for (const stop = image ? image.stop : i + 1; i < stop; i++) {
+          if (box) boxOf[spans.length] = box;
+          spans.push(span);
+          chunkOf.push(index);
+        }
         text.append(span);
       }
       const head = make("h4", {}, make("span", { className: "no" }, index < 0 ? "" : `${index + 1}`), title, make("small", {}, id));
@@ -112,7 +120,7 @@
     };
     chunks.forEach((chunk, index) => {
       starts.push(spans.length);
-      byId("tokens").append(block(index, name(index), chunk.title ? chunk.id : "", chunk.tokens));
+      byId("tokens").append(block(index, name(index), chunk.title ? chunk.id : "", chunk.tokens, chunk.images));
     });
     const prompt = block(-1, "Prompt", "", promptTokens);
     prompt.querySelector(".about").textContent = `${many(promptTokens.length, "token")} after the chunks, always computed`;
@@ -123,6 +131,8 @@
       section.style.containIntrinsicHeight = `auto ${80 + Math.ceil(count / 16) * 29}px`;
     }
   }
+
+  const labelOf = ({ tokens, tiles }) => `[image: ${many(tokens, "token")}${tiles > 1 ? ` in ${many(tiles, "tile")}` : ""}]`;
 
   // ---- what changes with the method ----
 
@@ -172,15 +182,35 @@
     showOrder();
     showScale();
     spans.forEach((span, at) => {
+      if (boxOf[at]) {
+        if (boxOf[at].from !== at) return;
+        span.replaceChildren(boxOf[at].label, make("small", {}, saysOf(boxOf[at])));
+      }
       const wanted = className(at);
       if (span.className !== wanted) span.className = wanted;
     });
   }
 
   function className(at) {
+    const box = boxOf[at];
+    if (box) return `t image${view.marks.subarray(box.from, box.to).includes(1) ? " r" : ""}`;
     const lines = spans[at].firstChild?.data.includes("\n") ? " nl" : "";
     if (chunkOf[at] < 0) return `t${lines}`;
     return `t s${view.levels[at]}${view.marks[at] ? " r" : ""}${lines}`;
+  }
+
+  // What the method did with an image: its tokens are told together, each would mean little alone.
+  function saysOf(box) {
+    const c = chunkOf[box.from];
+    const chunk = view.method.chunks[c];
+    const words = [chunk.exact ? "exact" : `${view.marks.subarray(box.from, box.to).reduce((sum, mark) => sum + mark, 0).toLocaleString("en")} recomputed`];
+    if (chunk.scores) {
+      const sum = (scores) => scores.reduce((total, score) => total + score, 0);
+      const whole = sum(chunk.scores);
+      const own = sum(chunk.scores.slice(box.from - starts[c], box.to - starts[c]));
+      if (whole > 0) words.push(`${percent(chunk.mass * clip(own / whole))} of the scores`);
+    }
+    return words.join(" · ");
   }
 
   function showFacts() {
@@ -273,13 +303,18 @@
     const c = chunkOf[at];
     const lines = [];
     if (c < 0) lines.push("prompt, always computed");
-    else {
+    else if (boxOf[at]) {
+      const own = ranks.subarray(boxOf[at].from, boxOf[at].to).filter((rank) => rank);
+      lines.push(saysOf(boxOf[at]));
+      if (own.length) lines.push(`best rank ${own.reduce((best, rank) => Math.min(best, rank)).toLocaleString("en")} of ${ranked.toLocaleString("en")}`);
+      lines.push(`chunk ${c + 1}, tokens ${boxOf[at].from - starts[c] + 1} to ${boxOf[at].to - starts[c]}`);
+    } else {
       if (scores[at] !== undefined) lines.push(`score ${scores[at]}`);
       if (ranks[at]) lines.push(`rank ${ranks[at].toLocaleString("en")} of ${ranked.toLocaleString("en")}`);
       lines.push(marks[at] ? "recomputed" : method.chunks[c].exact ? "exact, not up for choice" : "not recomputed");
       lines.push(`chunk ${c + 1}, token ${at - starts[c] + 1}`);
     }
-    tip.replaceChildren(make("b", {}, JSON.stringify(spans[at].textContent)), ...lines.map((line) => make("span", {}, line)));
+    tip.replaceChildren(make("b", {}, boxOf[at]?.label ?? JSON.stringify(spans[at].textContent)), ...lines.map((line) => make("span", {}, line)));
     tip.hidden = false;
     told = at;
     placeTip();
@@ -300,14 +335,14 @@
   function moveTo(at) {
     spans[current].removeAttribute("tabindex");
     spans[current].removeAttribute("aria-describedby");
-    current = at;
+    current = indexOf.get(spans[at]);
     spans[at].tabIndex = 0;
     spans[at].setAttribute("aria-describedby", "tip");
   }
 
   function drawMoves() {
     const area = byId("tokens");
-    const tokenOf = (event) => indexOf.get(event.target);
+    const tokenOf = (event) => indexOf.get(event.target.closest(".t"));
     area.addEventListener("pointerover", (event) => (tokenOf(event) === undefined ? hideTip() : showTip(tokenOf(event))));
     area.addEventListener("pointerleave", hideTip);
     area.addEventListener("focusin", (event) => tokenOf(event) !== undefined && showTip(tokenOf(event)));
@@ -324,6 +359,7 @@
       event.preventDefault();
       const onlyMarked = event.key === "ArrowDown" || event.key === "ArrowUp" || byId("only").checked;
       let next = current + step;
+      while (spans[next] && spans[next] === spans[current]) next += step; // an image is one step
       while (onlyMarked && spans[next] && !view.marks[next]) next += step;
       if (!spans[next]) return;
       moveTo(next);

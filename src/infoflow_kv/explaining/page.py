@@ -75,9 +75,16 @@ def _drawn(report: Mapping[str, Any]) -> dict[str, Any]:
             {name: m[name] for name in fields} | {"reason": m.get("reason", ""), "chunks": _drawn_chunks(m)}
             for m in report["methods"]
         ],
-        "chunks": [{name: chunk[name] for name in ("id", "title", "tokens")} for chunk in report["chunks"]],
+        "chunks": [
+            {name: chunk[name] for name in ("id", "title", "tokens")} | _images(chunk) for chunk in report["chunks"]
+        ],
         "prompt_tokens": report["prompt_tokens"],
     }
+
+
+def _images(chunk: Mapping[str, Any]) -> dict[str, Any]:
+    """The chunk's images, where it has any."""
+    return {"images": chunk["images"]} if chunk.get("images") else {}
 
 
 def _drawn_chunks(method: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -23,7 +23,14 @@ USAGE = (
 
 # What the fields may be, as error messages call it.
 NUMBER = int | float
-KINDS = {str: "string", bool: "truth value", Sequence: "list", Mapping: "dictionary", NUMBER: "number"}
+KINDS = {
+    str: "string",
+    bool: "truth value",
+    Sequence: "list",
+    Mapping: "dictionary",
+    int: "whole number",
+    NUMBER: "number",
+}
 
 
 def selections(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +86,8 @@ def check_report(report: Mapping[str, Any]) -> None:
         for token in tokens:
             _expect(token, str, f"a token of {where}")
         sizes.append(len(tokens))
+        if "images" in chunk:
+            _check_images(_field(chunk, "images", Sequence, where), where, len(tokens))
     if sizes and not any(sizes):
         raise OptionError(f"the report has {len(sizes)} chunks without a token; at least one must have some")
     methods = _field(report, "methods", Sequence, "the report")
@@ -86,6 +95,20 @@ def check_report(report: Mapping[str, Any]) -> None:
         raise OptionError("the report has no methods; it needs at least one")
     for index, method in enumerate(methods):
         _check_method(method, f"method {index}", sizes)
+
+
+def _check_images(images: Sequence[Any], where: str, size: int) -> None:
+    """OptionError unless the images stand one behind the other within the chunk's `size` tokens."""
+    end = 0
+    for index, image in enumerate(images):
+        which = f"image {index} of {where}"
+        start, stop, tokens, tiles = (_field(image, name, int, which) for name in ("start", "stop", "tokens", "tiles"))
+        if not end <= start < stop <= size or not 1 <= tokens <= stop - start or tiles < 1:
+            raise OptionError(
+                f"{which} has {tokens} tokens in {tiles} tiles from {start} to {stop}; it needs at least one of each, "
+                f"within {end} to {size}"
+            )
+        end = stop
 
 
 def _check_method(method: Any, where: str, sizes: list[int]) -> None:

@@ -30,17 +30,28 @@ DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, O
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A decoded RGB picture of `width` × `height` pixels.
+    """An RGB picture of `width` × `height` pixels that has been decoded once and can be again.
 
     `sha256` (hex) is over size and pixels: the same picture under two names, or in two lossless formats, is the same
-    picture. `notices` say what of the file was left out. `image` is Pillow's; never write into it.
+    picture. `notices` say what of the file was left out. The pixels are not kept: a thousand photos would be gigabytes,
+    and of those that are stored nobody asks for them.
     """
 
     width: int
     height: int
     sha256: str
-    image: "Image" = field(repr=False, compare=False)
+    source: bytes | str | Path = field(repr=False, compare=False)
+    name: str = field(default="picture", compare=False)
+    max_pixels: int = field(default=MAX_PIXELS, compare=False)
     notices: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def image(self) -> "Image":
+        """The pixels, decoded anew; DocumentError where the file holds another picture by now."""
+        found, _ = _pixels(self.source, self.name, self.max_pixels)
+        if _digest(found) != self.sha256:
+            raise DocumentError(f"{self.name} has changed while it was in use; ask again")
+        return found
 
 
 def read_picture(source: bytes | str | Path, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Picture:
@@ -50,10 +61,20 @@ def read_picture(source: bytes | str | Path, *, name: str = "", max_pixels: int 
     samples that have no agreed range (floats, 32-bit integers); OptionError where Pillow is not installed.
     """
     require_pillow()
+    name = name or ("picture" if isinstance(source, bytes) else f"picture '{Path(source)}'")
+    image, notices = _pixels(source, name, max_pixels)
+    return Picture(image.width, image.height, _digest(image), source, name, max_pixels, notices)
+
+
+def _digest(image: "Image") -> str:
+    return hashlib.sha256(f"{image.width}x{image.height}\n".encode() + image.tobytes()).hexdigest()
+
+
+def _pixels(source: bytes | str | Path, name: str, max_pixels: int) -> tuple["Image", tuple[str, ...]]:
+    """The RGB picture, and what of the file was left out."""
     if isinstance(source, bytes):
-        return _read(BytesIO(source), name or "picture", max_pixels)
+        return _read(BytesIO(source), name, max_pixels)
     path = Path(source)
-    name = name or f"picture '{path}'"
     if not path.is_file():
         raise DocumentError(f"{name} is no file; give the path of an image file")
     try:
@@ -71,7 +92,7 @@ def require_pillow() -> None:
         raise OptionError("images need Pillow, which is not installed: pip install 'infoflow-kv[vlm]'") from None
 
 
-def _read(handle: Any, name: str, max_pixels: int) -> Picture:
+def _read(handle: Any, name: str, max_pixels: int) -> tuple["Image", tuple[str, ...]]:
     from PIL import Image, UnidentifiedImageError
 
     if not handle.read(1):
@@ -97,7 +118,7 @@ def _read(handle: Any, name: str, max_pixels: int) -> Picture:
         return _decode(image, name)
 
 
-def _decode(image: "Image", name: str) -> Picture:
+def _decode(image: "Image", name: str) -> tuple["Image", tuple[str, ...]]:
     from PIL import Image
 
     notices = []
@@ -112,9 +133,7 @@ def _decode(image: "Image", name: str) -> Picture:
     except DAMAGED as error:
         raise _damaged(name, error) from error
     upright, notice = _turned(image, name)
-    rgb = _rgb(upright, name)
-    digest = hashlib.sha256(f"{rgb.width}x{rgb.height}\n".encode() + rgb.tobytes()).hexdigest()
-    return Picture(rgb.width, rgb.height, digest, rgb, (*notices, *notice))
+    return _rgb(upright, name), (*notices, *notice)
 
 
 def _damaged(name: str, error: BaseException) -> DocumentError:

@@ -49,6 +49,7 @@ def wrap_vision(hf: Any, tokenizer: Any, name: str, processor_config: Mapping[st
             f"{type(hf).__name__} is not supported: with an image its logits differ from its own by {error:.2g} "
             f"(relative; {TOLERANCE[text.dtype]:.0e} allowed)"
         )
+    model.vision = Vision(adapter)  # without the probe's picture
     return model
 
 

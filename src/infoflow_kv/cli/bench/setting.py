@@ -145,8 +145,9 @@ def given_documents(paths: list[str] | None, question: str | None) -> "tuple[tup
     if not question:
         raise OptionError("--documents without --question: give the question to ask about them")
     read = opening.read_documents(paths, MAX_FILE_BYTES)
-    opening.tell_skipped(read.skipped)
-    return read.documents, question
+    pictures = {d.id or d.source: "it holds images, and texts are what is measured" for d in read.documents if d.parts}
+    opening.tell_skipped(read.skipped | pictures)
+    return tuple(d for d in read.documents if not d.parts), question
 
 
 def open_setting(

@@ -1,29 +1,24 @@
 """`infoflow-kv eval predict`: questions × arms → rows."""
 
-import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infoflow_kv.cli import opening, options
-from infoflow_kv.cli.evaluation.lists import split_list
-from infoflow_kv.cli.output import Advance, Interrupted, emit, emit_json, is_terminal, note, progress_bar
-from infoflow_kv.errors import InputError, OptionError
+from infoflow_kv.cli.evaluation.pictures import Rules, Tiles, predict_pictures
+from infoflow_kv.cli.evaluation.running import budgets, run, tell, writing_arms
+from infoflow_kv.errors import OptionError
 
 if TYPE_CHECKING:
-    from infoflow_kv.evaluate.arms import Arm
     from infoflow_kv.evaluate.items import Item
-    from infoflow_kv.evaluate.measuring import Options
-    from infoflow_kv.evaluate.predict import Done
+    from infoflow_kv.evaluate.options import Options
     from infoflow_kv.evaluate.readers import Loaded
     from infoflow_kv.models import LanguageModel
 
 METHODS = "full,none,random,epic,cacheblend,infoflow,influence"
 BUDGETS = ".05,.15"
 INSTRUCTION = "Answer the question using the documents. Give the answer only, in a few words."
-SECONDS_BETWEEN_LINES = 60
 
 _DATA, _ARMS, _MEASURING = "Data", "Arms", "Measuring"
 
@@ -33,7 +28,7 @@ Data = Annotated[
         "--data",
         metavar="FILE",
         help="Questions with passages and answers: *.chunks.jsonl, LongBench, CacheBlend's lists, key-value retrieval; "
-        "may be given several times.",
+        "or, with --rules or --tiles, with pictures. May be given several times.",
         show_default=False,
         rich_help_panel=_DATA,
     ),
@@ -87,7 +82,15 @@ Reorder = Annotated[
         rich_help_panel=_ARMS,
     ),
 ]
-MaxNewTokens = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", rich_help_panel=_MEASURING)]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Longest answer, in tokens.",
+        show_default="32; of pictures what their set asks for",
+        rich_help_panel=_MEASURING,
+    ),
+]
 Continuation = Annotated[
     int,
     typer.Option(
@@ -149,11 +152,13 @@ def predict(
     limit: Limit = None,
     skip: Skip = 0,
     lengthen: Lengthen = None,
+    rules: Rules = None,
+    tiles: Tiles = None,
     methods: Methods = METHODS,
     budget: Budgets = BUDGETS,
     geometry: Geometry = None,
     reorder: Reorder = False,
-    max_new_tokens: MaxNewTokens = 32,
+    max_new_tokens: MaxNewTokens = None,
     continuation: Continuation = 16,
     generate: Generate = "all",
     kv_error: KvError = False,
@@ -174,31 +179,65 @@ def predict(
     or add methods later. A question over the model's window loses whole distractor passages, or is left out; either is
     said.
 
+    With --rules or --tiles the files hold questions about pictures (docs/vlm.md), and --model reads images.
+
     Examples:
 
     \b
         infoflow-kv eval predict --data musique.chunks.jsonl --limit 50 --out run
         infoflow-kv eval predict --data a.jsonl --methods "full,epic,infoflow\\[layers=all]" --out run
         infoflow-kv eval predict --data a.jsonl --budget .05,.15,auto:0.8 --generate .15 --out run
+        infoflow-kv eval predict --data test_human.json --rules chartqa --model DIR --out run
     """
     if limit is not None and limit < 1:
         raise OptionError(f"--limit {limit}: at least 1 item is needed")
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise OptionError(f"max_new_tokens is {max_new_tokens}; expected a whole number of at least 1")
     if skip < 0:
         raise OptionError(f"--skip {skip}: give the number of items to pass over, 0 or more")
     if prompts is not None and instruction != INSTRUCTION:
         raise OptionError("--prompts and --instruction exclude each other; give one of them")
+    if rules is not None or tiles is not None:
+        if lengthen is not None or prompts is not None:
+            raise OptionError("--lengthen and --prompts are for texts; leave them out with --rules and --tiles")
+        return predict_pictures(
+            data,
+            out,
+            limit=limit,
+            skip=skip,
+            rules=rules,
+            tiles=tiles,
+            methods=methods,
+            budget=budget,
+            geometry=geometry,
+            reorder=reorder,
+            generate=generate,
+            measuring={
+                "max_new_tokens": max_new_tokens,
+                "continuation": continuation,
+                "kv_error": kv_error,
+                "chunk_tokens": chunk_tokens,
+                "head_policy": head_policy,
+                "instruction": "" if instruction == INSTRUCTION else instruction,
+                "seed": seed,
+            },
+            model=model,
+            dtype=dtype,
+            device=device,
+            as_json=as_json,
+        )
     loaded = read_data(data)
     taken = [read.items[skip:][:limit] for read in loaded]
     check_ids(data, taken, skip)
     templates = wanted_prompts(prompts, taken)
 
     from infoflow_kv.evaluate.arms import parse_arms
-    from infoflow_kv.evaluate.measuring import Options
+    from infoflow_kv.evaluate.options import MAX_NEW_TOKENS, Options
     from infoflow_kv.evaluate.run_records import check_folder
 
     arms = parse_arms(methods, budgets(budget), geometry=geometry, reorder=reorder)
     measuring = Options(
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=max_new_tokens or MAX_NEW_TOKENS,
         continuation=continuation,
         generate=writing_arms(generate, arms, geometry, reorder),
         kv_error=kv_error,
@@ -213,25 +252,17 @@ def predict(
     check_folder(Path(out), measuring, records)
     language_model = opening.load_model(model, dtype, device)
     items = list(prepared(language_model, loaded, taken, measuring))
-    done = run(language_model, items, arms, Path(out), measuring, records, device)
-    if not done.written + done.found:
-        raise InputError(f"none of the {len(items)} items could be measured: {next(iter(done.skipped.values()))}")
-    if as_json:
-        emit_json(
-            {
-                "out": out,
-                "model": language_model.name,
-                "items": len(items) - len(done.skipped),
-                "arms": [arm.name for arm in arms],
-                "written": done.written,
-                "found": done.found,
-                "skipped": {**{k: v for read in loaded for k, v in read.skipped.items()}, **done.skipped},
-                "dropped_passages": done.dropped,
-            }
-        )
-    else:
-        emit(summary(done, len(items), len(arms), out))
-    return 0
+
+    from infoflow_kv.evaluate.predict import predict as measure
+
+    done = run(
+        lambda environment, say: measure(language_model, items, arms, Path(out), measuring, records, environment, say),
+        len(items) * len(arms),
+        Path(out),
+        device,
+    )
+    skipped = {identity: reason for read in loaded for identity, reason in read.skipped.items()}
+    return tell(done, language_model, len(items), arms, out, skipped, as_json)
 
 
 def wanted_prompts(file: str | None, taken: "list[tuple[Item, ...]]") -> dict[str, str] | None:
@@ -271,43 +302,6 @@ def check_ids(files: list[str], taken: "list[tuple[Item, ...]]", skip: int) -> N
     check_items([item for items in taken for item in items], places)
 
 
-def budgets(text: str) -> "list[float | str]":
-    """The budgets of `--budget`; OptionError for what is none."""
-    from infoflow_kv.evaluate.arms import parse_budget
-
-    return [parse_budget(part) for part in split_list(text)]
-
-
-def writing_arms(
-    text: str, arms: "list[Arm]", geometry: str | None = None, reorder: bool = False
-) -> "tuple[float | str, ...] | None":
-    """The budgets and arm names of `--generate`, None for all; OptionError for one that no arm has.
-
-    Arms are understood as in `--methods`, with the same shared options: `epic@.15` is `epic@0.15`.
-    """
-    from infoflow_kv.evaluate.arms import parse_arms, parse_budget, split_outside_brackets
-
-    if text in ("all", "none"):
-        return None if text == "all" else ()
-    names = [arm.name for arm in arms]
-    known = list(dict.fromkeys(arm.budget for arm in arms if arm.budget is not None))
-    found: list[float | str] = []
-    for part in (piece.strip() for piece in split_outside_brackets(text)):
-        if part[0].isdigit() or part[0] in ".+-" or part.startswith("auto"):
-            one = parse_budget(part)
-            if one not in known:
-                shown = ", ".join(map(str, known)) or "none at all"
-                raise OptionError(f"--generate names budget {one}, which no arm has (their budgets: {shown})")
-            found.append(one)
-            continue
-        # An arm without a budget of its own is meant at all of them, as in --methods.
-        meant = [arm.name for arm in parse_arms(part, known, geometry=geometry, reorder=reorder)]
-        if not set(meant) & set(names):
-            raise OptionError(f"--generate names '{meant[0]}', which is not among --methods ({', '.join(names)})")
-        found += [name for name in meant if name in names]
-    return tuple(found)
-
-
 def prepared(
     model: "LanguageModel", loaded: "list[Loaded]", taken: "list[tuple[Item, ...]]", measuring: "Options"
 ) -> "list[Item]":
@@ -322,55 +316,3 @@ def prepared(
         for read, items in zip(loaded, taken, strict=True)
         for item in lengthened(model, items, read.items, tokens, measuring)
     ]
-
-
-def run(
-    model: "LanguageModel",
-    items: "list[Item]",
-    arms: "list[Arm]",
-    out: Path,
-    measuring: "Options",
-    data: list[dict[str, str]],
-    device: str,
-) -> "Done":
-    """What was done; Interrupted, with what is written by then, on Ctrl-C."""
-    from infoflow_kv.evaluate.environment import environment
-    from infoflow_kv.evaluate.predict import predict as measure
-
-    reached: list[Any] = [0, len(items) * len(arms)]
-
-    def advance(done: int, total: int, what: str) -> None:
-        reached[:] = done, total
-        move(done, total)
-        tell(done, total)
-
-    tell = line_now_and_then()
-    try:
-        with progress_bar("measuring") as move:
-            return measure(model, items, arms, out, measuring, data, environment(device), advance)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"{reached[0]} of {reached[1]} rows are in {out}; run the same command again to continue"
-        ) from None
-
-
-def line_now_and_then() -> Advance:
-    """A function of (done, total) that says it in a line from time to time where no one watches the bar."""
-    last = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES and not is_terminal(sys.stderr):
-            last = time.monotonic()
-            note(f"{done} of {total} rows")
-
-    return tell
-
-
-def summary(done: "Done", num_items: int, num_arms: int, out: str) -> str:
-    """One line on what a run did."""
-    parts = [f"{done.written:,} rows written to {out}"]
-    parts += [f"{done.found:,} were there"] if done.found else []
-    parts += [f"{len(done.skipped):,} of {num_items:,} items left out, see above"] if done.skipped else []
-    parts += [f"{len(done.dropped):,} items shortened to the window"] if done.dropped else []
-    return f"{', '.join(parts)} ({num_arms} arms); next: infoflow-kv eval score {out}"

@@ -35,6 +35,9 @@ def score(runs: Runs, reference: Reference = None, as_json: options.Json = False
     by Holm over the arms of a budget. Answers count only on data sets where full prefill beats the model without any
     context, which takes at least six documents to say. Pooled numbers are over the data sets on which every arm ran.
 
+    Questions about pictures are also scored by their set's published rule, every arm against no repair at the same
+    tiles and against full prefill.
+
     Examples:
 
     \b
@@ -44,7 +47,9 @@ def score(runs: Runs, reference: Reference = None, as_json: options.Json = False
     from infoflow_kv.evaluate.findings import find
     from infoflow_kv.evaluate.results import read_rows, read_runs
 
-    findings = find(read_rows(runs), read_runs(runs), reference)
+    rows = read_rows(runs)
+    findings = find(rows, read_runs(runs), reference)
+    pictured = [row for row in rows if row.get("metric") is not None]
     differences = {field: compared(findings, field) for field in COMPARED}
     if as_json:
         emit_json(
@@ -53,6 +58,7 @@ def score(runs: Runs, reference: Reference = None, as_json: options.Json = False
                 "scores": [asdict(s) for s in findings.scores],
                 "differences": [difference(c) for found in differences.values() for c in found],
                 "gates": [{**asdict(g), "why": g.why} for g in findings.gated],
+                **pictures_as_json(pictured),
             }
         )
         return 0
@@ -62,7 +68,9 @@ def score(runs: Runs, reference: Reference = None, as_json: options.Json = False
         emit("")
     if len(findings.datasets) > 1 and set(findings.core) != set(findings.datasets):
         emit(f"pooled: {', '.join(findings.core) or 'nothing'} (the data sets on which every arm ran)")
-    tell_differences(findings, differences)
+    if any(differences.values()) or not pictured:
+        tell_differences(findings, differences)
+    tell_pictures(pictured)
     for g in findings.gated:
         if not g.passed:
             emit(f"{g.dataset} does not count for {g.field}: {g.why}")
@@ -132,6 +140,42 @@ def tell_differences(findings: "Findings", differences: "dict[str, list[Comparis
     columns = ("measure", "arm", "reference", "n", "difference [95 %]", "p (Holm)", "better/equal/worse")
     emit_table(columns, rows, right=(3, 4, 5, 6))
     emit("")
+
+
+def pictures_as_json(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What of the scores is there where rows are about pictures."""
+    from infoflow_kv.evaluate.vision_scoring import as_json, compare_vision, score_vision
+
+    return {"pictures": as_json(score_vision(rows), compare_vision(rows))} if rows else {}
+
+
+def tell_pictures(rows: list[dict[str, Any]]) -> None:
+    """Nothing; each set's published number and every arm's paired difference to the bounds, as results."""
+    if not rows:
+        return
+    from infoflow_kv.evaluate.digits import percent, probability
+    from infoflow_kv.evaluate.tables import interval
+    from infoflow_kv.evaluate.vision_metrics import FIELDS
+    from infoflow_kv.evaluate.vision_scoring import compare_vision, score_vision
+
+    emit("scores by each set's published rule, in per cent:")
+    columns = ("data set", "measure", "arm", "n", "score")
+    emit_table(
+        columns, [(s.dataset, FIELDS[s.field], s.arm, s.n, percent(s.mean)) for s in score_vision(rows)], right=(3, 4)
+    )
+    emit("")
+    found = [
+        (
+            *(c.dataset, FIELDS[c.field], c.arm, c.reference, c.difference.n, interval(c.difference, 100)),
+            *(probability(c.p_holm), c.test, f"{c.tally.wins}/{c.tally.ties}/{c.tally.losses}"),
+        )
+        for c in compare_vision(rows)
+    ]
+    if found:
+        emit("differences to no repair and to full prefill, paired by item, in points:")
+        titles = ("n", "difference [95 %]", "p (Holm)", "test", "better/equal/worse")
+        emit_table(("data set", "measure", "arm", "reference", *titles), found, right=(4, 5, 6, 8))
+        emit("")
 
 
 def hint(findings: "Findings") -> str:

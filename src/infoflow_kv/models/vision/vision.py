@@ -1,8 +1,13 @@
 """A model's images as the rooms ask for them: the chunk side of an adapter, and its features by content."""
 
+import hashlib
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +20,7 @@ from infoflow_kv.records import ChunkImages, ChunkInputs
 from infoflow_kv.shapes import Int, Tensor
 
 TOWER_CACHE_BYTES = 256 * 2**20
+KNOWN_PICTURES = 4096  # a few hundred bytes each: no pixels
 
 
 class Vision:
@@ -26,10 +32,34 @@ class Vision:
     def __init__(self, adapter: VisionAdapter, cache_bytes: int = TOWER_CACHE_BYTES) -> None:
         self.adapter = adapter
         self.towers = TowerCache(cache_bytes)
+        self._pictures: OrderedDict[str, Picture] = OrderedDict()
+        self._lock = threading.Lock()
 
     def read(self, source: Any) -> Picture:
-        """The picture of a path or of bytes; DocumentError where there is none that can be read."""
-        return read_picture(source)
+        """The picture of a path or of bytes; DocumentError where there is none that can be read.
+
+        A file of the same bytes is not decoded again: to know a picture takes its pixels, which costs more than all
+        else of a request whose chunks are stored.
+        """
+        if not isinstance(source, bytes) and not Path(source).is_file():
+            return read_picture(source)  # says what is wrong
+        try:
+            data = source if isinstance(source, bytes) else Path(source).read_bytes()
+        except OSError:
+            return read_picture(source)
+        key = hashlib.sha256(data).hexdigest()
+        with self._lock:
+            known = self._pictures.get(key)
+        if known is None:
+            known = read_picture(source)
+            with self._lock:
+                self._pictures[key] = replace(known, source=b"")
+                while len(self._pictures) > KNOWN_PICTURES:
+                    self._pictures.popitem(last=False)
+            return known
+        if known.notices:  # they name the file
+            return read_picture(source)
+        return replace(known, source=source, name="picture" if isinstance(source, bytes) else f"picture '{source}'")
 
     def prepare(self, picture: Picture) -> Prepared:
         """The picture's tokens; DocumentError where this model's processor cannot take it."""
