@@ -28,7 +28,7 @@ from infoflow_kv.models import LanguageModel
 from infoflow_kv.planning import Plan, plan_request
 from infoflow_kv.positions import assemble_one_by_one, cells_of, request_positions, reserve
 from infoflow_kv.prefilling import NEIGHBOUR
-from infoflow_kv.recipes import Recipe, change, make_recipe
+from infoflow_kv.recipes import Recipe, change, check_tiles, make_recipe
 from infoflow_kv.records import (
     AddReport,
     Answer,
@@ -43,7 +43,7 @@ from infoflow_kv.records import (
 )
 from infoflow_kv.repairing import repair
 from infoflow_kv.runs import Clock, Run, answer_of
-from infoflow_kv.speeds import Speeds, find_speeds
+from infoflow_kv.speeds import find_speeds
 from infoflow_kv.store import ChunkStore
 from infoflow_kv.supply import Parts, Supply
 
@@ -103,9 +103,8 @@ class Engine:
         repair_tokens: str = "all",
     ) -> None:
         self.model = model
-        self.tiles = tiles
+        self.tiles = check_tiles(tiles)
         self.plans = plans
-        self._speeds: Speeds | None = None  # read once they are known
         self.store = store
         self.recipe = make_recipe(
             model,
@@ -367,8 +366,8 @@ class Engine:
 
     def _plan(self, prompt: Prompt, recipe: Recipe, length: int) -> Plan | None:
         """What the request would take either way, where this engine plans and the machine's speeds are known."""
-        self._speeds = (self._speeds or find_speeds(self.model)) if self.plans else None
-        return plan_request(self.model, self._speeds, self._supply, prompt, recipe, length) if self._speeds else None
+        speeds = find_speeds(self.model) if self.plans else None
+        return None if speeds is None else plan_request(self.model, speeds, self._supply, prompt, recipe, length)
 
     def _find_kept(self, prompt: Prompt, recipe: Recipe, length: int) -> tuple[ContextKey | None, Kept | None]:
         """Under what the request's context is kept (None: not at all), and what is kept there already."""

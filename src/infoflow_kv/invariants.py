@@ -57,7 +57,7 @@ class Subject:
     chunk_tokens: int = 512
     tolerance: float | None = None
     tiles: int = 1
-    _plain: dict[tuple[int, ...], "Tensor"] = field(default_factory=dict)
+    _plain: dict[tuple[tuple[int, ...], tuple[str, ...]], "Tensor"] = field(default_factory=dict)
 
     def engine(self, store: ChunkStore | None = None, **options: Any) -> Engine:
         return Engine(self.model, store, chunk_tokens=self.chunk_tokens, tiles=self.tiles, **options)
@@ -74,13 +74,15 @@ class Subject:
     def plain_logits(self, prompt: Prompt, forced: tuple[int, ...] = ()) -> "Tensor":
         """float32 logits after the prompt and after each forced token, by an ordinary Transformers forward."""
         ids = prompt.token_ids + forced
-        if ids not in self._plain:
+        # Two pictures of a size have the same ids.
+        key = ids, tuple(chunk.images.key for chunk in prompt.chunks if chunk.images is not None)
+        if key not in self._plain:
             plain = self.model.plain("eager" if self.model.needs_eager else "sdpa")
             with torch.inference_mode():
                 given = plain_inputs(self.model, plain, prompt, ids)
                 out = plain(**given, use_cache=False, logits_to_keep=len(forced) + 1)
-            self._plain[ids] = out.logits[0].float()
-        return self._plain[ids]
+            self._plain[key] = out.logits[0].float()
+        return self._plain[key]
 
     def allowed(self, reference: "Tensor") -> float:
         share = TOLERANCE[self.model.dtype] if self.tolerance is None else self.tolerance

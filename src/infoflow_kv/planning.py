@@ -95,6 +95,8 @@ def plan_request(
     """
     if not recipe.method.reuse or not prompt.chunks:
         return None
+    if any(chunk.images is not None for chunk in prompt.chunks):
+        return None  # full prefill would run the vision tower, whose speed is not measured
     store, lengths = supply.store, [chunk.num_tokens for chunk in prompt.chunks]
     if store is not None and not all(map(store.contains, supply.wanted(prompt, recipe.method))):
         return None

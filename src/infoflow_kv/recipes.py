@@ -34,6 +34,10 @@ class Recipe:
             raise unknown_name("repair_tokens", self.repair_tokens, TOKENS)
         if self.repair_tokens != "all" and self.method.narrowing is not None:
             raise OptionError(f"{self.method.name} chooses among all tokens while they run; it takes no repair_tokens")
+        if self.repair_tokens != "all" and (self.allocation != EVEN or self.reorder):
+            raise OptionError(
+                "repair_tokens does not go with chunk_floor, chunk_cap or reorder: these look at all tokens"
+            )
         scores = self.method.selector is not None
         if self.reorder and not scores and self.method.reuse:
             raise OptionError(f"reorder needs a method that scores tokens; {self.method.name} does not")
@@ -96,6 +100,13 @@ def make_recipe(
         budget_max=budget_max,
         repair_tokens=repair_tokens,
     )
+
+
+def check_tiles(tiles: int) -> int:
+    """The number of tiles along each side of an image; OptionError for none."""
+    if isinstance(tiles, bool) or not isinstance(tiles, int) or tiles < 1:
+        raise OptionError(f"tiles is {tiles!r}; expected a whole number of at least 1 (1: images are not cut)")
+    return tiles
 
 
 def change(recipe: Recipe, model: LanguageModel, method: str | None, budget: Any, layers: str) -> Recipe:

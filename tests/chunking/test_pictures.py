@@ -115,3 +115,18 @@ def test_text_parts_without_an_image_are_text(encoder):
 def test_what_cannot_be_chunked_is_refused(encoder, document, vision, words):
     with pytest.raises(DocumentError, match=words):
         chunks_of(document, encoder, 128, vision)
+
+
+def test_a_text_at_the_edge_of_a_caption_is_there_once(encoder):
+    """Whether a last text stands with the image is decided once, whatever a newline before it does to its tokens."""
+    for words in range(1, 80):
+        text = "boat " * words
+        found = chunks(encoder, Image(b"1"), text)
+        kept = text_of([i for chunk in found for i in chunk.token_ids if i not in IMAGE_IDS])
+        assert kept.split() == text.split()
+    assert found[-1].images is None  # the longest stood alone
+
+
+def test_parts_of_text_alone_need_no_vision(encoder):
+    [chunk] = chunks_of(Document(parts=("Only", "words.")), encoder, 128)
+    assert text_of(chunk.token_ids) == "Only\n\nwords.\n\n"

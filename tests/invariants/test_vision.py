@@ -3,7 +3,7 @@
 The reference is another copy of the model in plain Transformers, with the pictures' pixels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 import tiny_vlm
 from infoflow_kv import DiskStore, Engine, MemoryStore
+from infoflow_kv.errors import ComputeError, DocumentError, OptionError
 from infoflow_kv.models import LanguageModel, hooks
 from infoflow_kv.positions import request_positions
 from infoflow_kv.records import Document, Image, Prompt, Selection
@@ -255,3 +256,37 @@ def test_follow_ups_keep_images_exact(case):
     run = engine.run(prompt, budget=1.0)
     assert run.usage.kept_tokens > 0
     assert_close(run.logits, case.expected(prompt), TINY_LOGITS)
+
+
+def test_an_image_larger_than_the_window_is_refused_before_it_is_stored(case, monkeypatch):
+    engine = case.engine(MemoryStore())
+    monkeypatch.setattr(case.model.vision, "window_tokens", 20)
+    with pytest.raises(DocumentError, match="window is 20"):
+        engine.add([DOCUMENTS[0]])
+
+
+@pytest.mark.parametrize("source", ["missing.png", "x" * 5000, None, bytearray(b"1"), b"", "a\0b"])
+def test_what_is_no_picture_is_refused(case, source):
+    with pytest.raises(DocumentError):
+        case.engine().prompt(QUESTION, [Document(parts=(Image(source),))])
+
+
+def test_a_prompt_made_before_the_tower_changed_is_refused(case):
+    engine = case.engine(MemoryStore())
+    prompt = engine.prompt(QUESTION, [Document(parts=(drawn(70, 50, 9),))])
+    [chunk] = prompt.chunks
+    stale = replace(chunk.images.prepared[0], key="0" * 64)
+    with pytest.raises(ComputeError, match="has changed"):
+        case.model.vision.inputs(replace(chunk.images, prepared=(stale,)))
+
+
+@pytest.mark.parametrize("options", [{"chunk_cap": 0.5}, {"chunk_floor": 0.5}, {"reorder": True}])
+def test_kinds_of_tokens_go_with_no_rule_over_all_tokens(case, options):
+    with pytest.raises(OptionError, match="repair_tokens does not go with"):
+        case.engine(budget=0.3, repair_tokens="visual", **options)
+
+
+@pytest.mark.parametrize("tiles", [0, -1, True, "2"])
+def test_tiles_are_checked_at_once(case, tiles):
+    with pytest.raises(OptionError, match="at least 1"):
+        case.engine(tiles=tiles)

@@ -200,7 +200,7 @@ def test_a_file_of_known_bytes_is_not_decoded_again(tmp_path: Path, monkeypatch:
     vision = tiny_vlm.model("qwen3_vl").vision
     data = tiny_vlm.encoded_file(tiny_vlm.image(40, 30))
     first = vision.read(data)
-    monkeypatch.setattr(seen_in, "read_picture", lambda source: pytest.fail("decoded again"))
+    monkeypatch.setattr(seen_in, "read_picture", lambda source, **_: pytest.fail("decoded again"))
     path = tmp_path / "same.jpg"
     path.write_bytes(data)
     again = vision.read(path)

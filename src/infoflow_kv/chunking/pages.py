@@ -13,6 +13,7 @@ SCALE = 2.0
 MAX_PAGE_PIXELS = 4_000_000
 """A larger page (a poster) is drawn smaller, with at most so many pixels."""
 MAX_PAGES = 1000
+MAX_BYTES = 2**30  # of all pages as images, which are held together
 
 _LOCK = threading.Lock()  # PDFium is one state for the whole process
 
@@ -49,7 +50,15 @@ def page_pictures(data: bytes) -> list[bytes | DocumentError]:
             if not 0 < count <= MAX_PAGES:
                 raise DocumentError(f"the PDF has {count:,} pages; 1 to {MAX_PAGES:,} are read as images: split it")
             pdf.init_forms()  # else what was filled into forms is not drawn
-            return [_drawn(pdf, index) for index in range(count)]
+            pages: list[bytes | DocumentError] = []
+            held = 0
+            for index in range(count):
+                page = _drawn(pdf, index)
+                pages.append(page)
+                held += len(page) if isinstance(page, bytes) else 0
+                if held > MAX_BYTES:
+                    raise DocumentError(f"the PDF's pages are more than {MAX_BYTES:,} bytes as images: split it")
+            return pages
         finally:
             pdf.close()
 

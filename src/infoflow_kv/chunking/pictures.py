@@ -50,7 +50,7 @@ def split_pictures(
     if document.text:
         raise DocumentError("a document has both text and parts; put the text into parts")
     name = picture_document_id(document)
-    if vision is None:
+    if vision is None and any(isinstance(part, Image) for part in document.parts):
         raise DocumentError(
             f"document '{name}' holds images, and this model reads text only; load a vision-language model, "
             "or leave the document out"
@@ -62,7 +62,9 @@ def split_pictures(
     chunks: list[Chunk] = []
     before: tuple[int, ...] = ()
     for index, piece in enumerate(pieces):
+        is_last = index + 1 == len(pieces)
         if isinstance(piece, Image):
+            assert vision is not None
             prepared = vision.prepare(vision.read(piece.source))
             ids = before + tuple(prepared.token_ids)
             before = ()
@@ -71,14 +73,15 @@ def split_pictures(
                 caption = encoder.content("\n" + after)[0]
                 if len(caption) <= GLUED_TOKENS:
                     ids += caption
+                    is_last = True
             chunks.append(Chunk(ids, name, title, images=vision.images(ids, [prepared], tiles)))
+            if is_last:
+                break  # the caption is in it
             continue
         ids = encoder.content(piece)[0]
-        follows_image = bool(chunks) and chunks[-1].images is not None
-        is_last = index + 1 == len(pieces)
-        if len(ids) > GLUED_TOKENS or (is_last and not follows_image):
+        if len(ids) > GLUED_TOKENS or is_last:
             chunks += split(Document(text=piece, id=name), encoder, chunk_tokens)
-        elif not is_last:
+        else:
             before = ids
     return tuple(replace(chunk, index=number, title=title) for number, chunk in enumerate(chunks))
 

@@ -61,9 +61,14 @@ def read_picture(source: bytes | str | Path, *, name: str = "", max_pixels: int 
     samples that have no agreed range (floats, 32-bit integers); OptionError where Pillow is not installed.
     """
     require_pillow()
-    name = name or ("picture" if isinstance(source, bytes) else f"picture '{Path(source)}'")
+    name = name or ("picture" if isinstance(source, bytes) else f"picture '{shown(source)}'")
     image, notices = _pixels(source, name, max_pixels)
     return Picture(image.width, image.height, _digest(image), source, name, max_pixels, notices)
+
+
+def shown(path: object) -> str:
+    """A path as messages call it: on one line, whatever its name holds, and not without end."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path)[:200])
 
 
 def _digest(image: "Image") -> str:

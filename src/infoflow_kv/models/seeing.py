@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from infoflow_kv.errors import InfoFlowError, UnsupportedModelError
+from infoflow_kv.errors import InfoFlowError, ModelError, UnsupportedModelError
 from infoflow_kv.models import hooks
 from infoflow_kv.models.fingerprint import tokenizer_fingerprint
 from infoflow_kv.models.model import LanguageModel
@@ -27,7 +27,13 @@ def wrap_vision(hf: Any, tokenizer: Any, name: str, processor_config: Mapping[st
 
     Raises UnsupportedModelError where text or an image does not come out as Transformers itself computes it.
     """
-    adapter = find_adapter(hf, processor_config, tokenizer)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"model '{name}' has no fast tokenizer (tokenizer.json), which is needed for exact offsets")
+    hf = hf.eval().requires_grad_(False)
+    try:
+        adapter = find_adapter(hf, processor_config, tokenizer)
+    except (KeyError, TypeError, AttributeError, ValueError) as failure:
+        raise ModelError(f"the image settings of model '{name}' cannot be used ({str(failure)[:200]})") from failure
     if adapter is None:
         raise UnsupportedModelError(
             f"{type(hf).__name__} is not supported: it reads images in a way that is not known here (docs/models.md)"
@@ -37,11 +43,17 @@ def wrap_vision(hf: Any, tokenizer: Any, name: str, processor_config: Mapping[st
     ids = probe_ids(text, prepared)
     expected = whole_forward(hf, adapter, ids, prepared)  # before the hooks: this is Transformers' own answer
     support = probe(text)
+    if support.length_matters:
+        # A sequence with images has fewer positions than tokens, and tiles are prefilled as shorter sequences.
+        raise UnsupportedModelError(
+            f"{type(hf).__name__} is not supported: its rotary frequencies depend on the length of the sequence, which "
+            "does not go with images yet"
+        )
     if adapter.num_early:
         for layer in decoder_layers(text, attention_modules(text)):
             layer.register_forward_hook(hooks.add_layer_rows, with_kwargs=True)
     model = LanguageModel(text, tokenizer, name, support, tokenizer_fingerprint(tokenizer))
-    model.vision = Vision(adapter)
+    model.vision = Vision(adapter, model.window_tokens)
     found = own_forward(model, model.vision, ids, prepared)
     error = float((found - expected).abs().max() / expected.abs().max())
     if not (math.isfinite(error) and error <= TOLERANCE[text.dtype]):
@@ -49,7 +61,7 @@ def wrap_vision(hf: Any, tokenizer: Any, name: str, processor_config: Mapping[st
             f"{type(hf).__name__} is not supported: with an image its logits differ from its own by {error:.2g} "
             f"(relative; {TOLERANCE[text.dtype]:.0e} allowed)"
         )
-    model.vision = Vision(adapter)  # without the probe's picture
+    model.vision = Vision(adapter, model.window_tokens)  # without the probe's picture
     return model
 
 

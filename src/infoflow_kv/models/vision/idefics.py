@@ -1,6 +1,7 @@
 """Images of Idefics3 and SmolVLM: square views of the picture and one of the whole, positions on one axis."""
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -36,6 +37,7 @@ class IdeficsVision:
         self.template_ids: tuple[int, ...] = (self.image_token_id,)
         self._model = hf.model
         self._tokenizer = tokenizer
+        self._lock = threading.Lock()
         self._view = int(vision.image_size)
         # Features of a view's side, after the connector has drawn scale × scale patches into one.
         self._side = self._view // int(vision.patch_size) // int(hf.config.scale_factor)
@@ -142,7 +144,8 @@ class IdeficsVision:
             for row in range(rows)
         ]
         text = "".join(lines) + ("\n" if lines else "") + f"{fake}{whole}{image}{fake}"
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        with self._lock:  # a fast tokenizer called by two threads may raise "Already borrowed"
+            return tuple(self._tokenizer(text, add_special_tokens=False, truncation=False, padding=False)["input_ids"])
 
     def _views(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of views that the processor will cut; 0, 0 where the view of the whole is the only one.

@@ -4,6 +4,7 @@ Transformers' torchvision processors resize by other arithmetic, so their pixels
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from infoflow_kv.errors import ModelError, UnsupportedModelError
@@ -11,16 +12,22 @@ from infoflow_kv.models.pictures import require_pillow
 
 
 def read_processor_config(folder: str) -> dict[str, Any] | None:
-    """The image processor's settings in a model folder or of a hub id, None if it has none.
+    """The image processor's settings in a model folder or of a hub id, None if a folder has none; ModelError where
+    they cannot be read.
 
     Read from `processor_config.json` (where Transformers 5 writes them) or `preprocessor_config.json`.
     """
     from transformers.image_processing_base import ImageProcessingMixin
 
+    names = ("processor_config.json", "preprocessor_config.json")
+    if Path(folder).is_dir() and not any((Path(folder) / name).is_file() for name in names):
+        return None
     try:
         return dict(ImageProcessingMixin.get_image_processor_dict(folder)[0])
-    except OSError:
-        return None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        # Other settings make other pixels and token counts: what cannot be read is never replaced by defaults.
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"the image processor's settings of '{folder}' cannot be read ({reason})") from error
 
 
 def make_processor(class_name: str, settings: Mapping[str, Any]) -> Any:
