@@ -214,7 +214,10 @@ REFUSED: dict[str, Refused] = {
         reason="no rotary position",
     ),
     "gpt-j": Refused(
-        "GPT-J", "GPTJConfig", lambda: tf.GPTJConfig(**NAMED, **ENDS, rotary_dim=8), reason="not a plain list"
+        "GPT-J",
+        "GPTJConfig",
+        lambda: tf.GPTJConfig(**NAMED, **ENDS, rotary_dim=8),
+        reason="not a plain list|AttentionInterface",  # the second with Transformers 5.16
     ),
     "falcon": Refused("Falcon", "FalconConfig", lambda: tf.FalconConfig(**TWO_LAYERS), reason="AttentionInterface"),
     "bloom": Refused(
