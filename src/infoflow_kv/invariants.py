@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infoflow_kv.engine import Engine
+from infoflow_kv.evaluate.vision_reference import inputs_of
 from infoflow_kv.models import LanguageModel
 from infoflow_kv.positions import request_positions
 from infoflow_kv.prefilling import prefill
@@ -79,7 +80,7 @@ class Subject:
         if key not in self._plain:
             plain = self.model.plain("eager" if self.model.needs_eager else "sdpa")
             with torch.inference_mode():
-                given = plain_inputs(self.model, plain, prompt, ids)
+                given = inputs_of(self.model, plain, prompt, forced)
                 out = plain(**given, use_cache=False, logits_to_keep=len(forced) + 1)
             self._plain[key] = out.logits[0].float()
         return self._plain[key]
@@ -87,29 +88,6 @@ class Subject:
     def allowed(self, reference: "Tensor") -> float:
         share = TOLERANCE[self.model.dtype] if self.tolerance is None else self.tolerance
         return share * float(reference.max() - reference.min())
-
-
-def plain_inputs(model: LanguageModel, plain: Any, prompt: Prompt, ids: Sequence[int]) -> dict[str, Any]:
-    """The keywords of a plain forward over these tokens, which begin with the prompt's.
-
-    Where there are images: the features of Transformers' own tower in their places, its own positions for the whole
-    sequence, and the rows that its decoder itself adds to the output of early layers. Nothing of a chunk is used.
-    """
-    row = torch.tensor(ids, device=model.device)[None]
-    prepared = [one for chunk in prompt.chunks if chunk.images is not None for one in chunk.images.prepared]
-    if model.vision is None or not prepared:
-        return {"input_ids": row}
-    adapter = model.vision.adapter
-    encoded = [adapter.encode(one) for one in prepared]
-    is_visual = row == adapter.image_token_id
-    embeddings = plain.get_input_embeddings()(row)
-    embeddings[is_visual] = torch.cat([one.embeddings for one in encoded]).to(model.device)
-    positions = adapter.positions(ids, prepared).long().to(model.device)
-    given = {"inputs_embeds": embeddings, "position_ids": positions[:, None] if adapter.num_axes > 1 else positions}
-    if adapter.num_early:
-        layer_rows = torch.cat([one.layer_rows for one in encoded], dim=1).to(model.device)
-        given |= {"visual_pos_masks": is_visual, "deepstack_visual_embeds": list(layer_rows)}
-    return given
 
 
 Check = Callable[[Subject], tuple[float, float, str]]

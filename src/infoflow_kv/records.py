@@ -53,11 +53,6 @@ class ChunkImages:
     cells: tuple["Tensor", ...]
     prepared: tuple[Any, ...]
 
-    @property
-    def span(self) -> int:
-        """How far the next chunk's first position is from this one's."""
-        return int(self.positions.max()) + 1
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -12,6 +12,7 @@ import torch
 
 from infoflow_kv.errors import ComputeError
 from infoflow_kv.models import PlainRun
+from infoflow_kv.models.plain import cache_of, whole_kv
 from infoflow_kv.records import Prompt
 from infoflow_kv.shapes import Float, Tensor
 
@@ -39,12 +40,12 @@ def greedy_seeing(model: "LanguageModel", plain: Any, prompt: Prompt, max_new_to
             new = torch.tensor([ids[-1:]], device=model.device)
             axes = given["position_ids"].shape[:-1]
             out = plain(
-                input_ids=new, position_ids=place.expand(*axes, 1), **_cache_of(out), use_cache=True, logits_to_keep=1
+                input_ids=new, position_ids=place.expand(*axes, 1), **cache_of(out), use_cache=True, logits_to_keep=1
             )
             logits.append(out.logits[0, -1:].float())
             ids.append(int(logits[-1].argmax()))
             place = place + 1
-    keys, values = _whole(out, prompt.num_tokens + len(ids) - 1)
+    keys, values = whole_kv(out, prompt.num_tokens + len(ids) - 1)
     return PlainRun(tuple(ids), torch.cat(logits), keys, values, first - start, time.perf_counter() - start)
 
 
@@ -59,14 +60,17 @@ def logits_seeing(
 
 
 def inputs_of(model: "LanguageModel", plain: Any, prompt: Prompt, more: tuple[int, ...] = ()) -> dict[str, Any]:
-    """The keywords of the plain decoder for the prompt and the tokens `more`; the tower runs."""
+    """The keywords of the plain decoder for the prompt and the tokens `more`. Where there are images the tower runs;
+    nothing of a chunk is used."""
+    token_ids = prompt.token_ids + more
+    ids = torch.tensor([token_ids], device=model.device)
+    prepared = [one for chunk in prompt.chunks if chunk.images is not None for one in chunk.images.prepared]
+    if not prepared:
+        return {"input_ids": ids}
     if model.vision is None:
         raise ComputeError(f"a prompt has images, but {model.name} reads none; it is another model's")
     adapter = model.vision.adapter
-    prepared = [one for chunk in prompt.chunks if chunk.images is not None for one in chunk.images.prepared]
     encoded = [adapter.encode(one) for one in prepared]
-    token_ids = prompt.token_ids + more
-    ids = torch.tensor([token_ids], device=model.device)
     embeddings = plain.get_input_embeddings()(ids)
     is_visual = ids == adapter.image_token_id
     embeddings[is_visual] = torch.cat([one.embeddings for one in encoded]).to(embeddings)
@@ -79,18 +83,3 @@ def inputs_of(model: "LanguageModel", plain: Any, prompt: Prompt, more: tuple[in
         rows = torch.cat([one.layer_rows for one in encoded], dim=1).to(model.device)
         given |= {"visual_pos_masks": is_visual, "deepstack_visual_embeds": list(rows)}
     return given
-
-
-def _cache_of(out: Any) -> dict[str, Any]:
-    """The output's cache under the name that this version of Transformers gives it: the older one warns."""
-    name = "cache" if getattr(out, "cache", None) is not None else "past_key_values"
-    return {name: getattr(out, name)}
-
-
-def _whole(out: Any, num_tokens: int) -> tuple[Tensor | None, Tensor | None]:
-    """The KV of all tokens that were read; None where a sliding window has dropped some."""
-    [cache] = _cache_of(out).values()
-    layers = list(getattr(cache, "layers", ()))
-    if not layers or any(layer.keys.shape[2] != num_tokens for layer in layers):
-        return None, None
-    return torch.stack([layer.keys[0] for layer in layers]), torch.stack([layer.values[0] for layer in layers])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from infoflow_kv.errors import ModelError
 from infoflow_kv.shapes import Tensor
 
 
@@ -37,6 +38,12 @@ def tensor_digest(tensor: Tensor) -> str:
     """SHA-256 (hex) of a tensor's bytes in row-major order."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().data).hexdigest()
+
+
+def refuse_slow_tokenizer(tokenizer: Any, name: str) -> None:
+    """ModelError for a tokenizer without a fast backend, which has neither offsets nor a fingerprint."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"model '{name}' has no fast tokenizer (tokenizer.json), which is needed for exact offsets")
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

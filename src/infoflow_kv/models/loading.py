@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from infoflow_kv.errors import InfoFlowError, ModelError, OptionError, UnsupportedModelError, unknown_name
 from infoflow_kv.models.embedded import EMBEDDED, cache_folder, ensure_embedded
-from infoflow_kv.models.fingerprint import tokenizer_fingerprint
+from infoflow_kv.models.fingerprint import refuse_slow_tokenizer, tokenizer_fingerprint
 from infoflow_kv.models.gguf import convert_gguf
 from infoflow_kv.models.model import LanguageModel
 from infoflow_kv.models.probe import probe
@@ -73,7 +73,7 @@ def load(
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"model '{text}' could not be loaded: {reason}") from error
-    hf = hf.eval().requires_grad_(False).to(target)
+    hf = hf.to(target)
     model = wrap_vision(hf, tokenizer, text, read_processor_config(folder)) if sees else wrap(hf, tokenizer, text)
     profile = find_profile(model.identity)
     model.layer_sets = profile.layers if profile else EMBEDDED[text].layers if text in EMBEDDED else {}
@@ -85,8 +85,7 @@ def wrap(hf: Any, tokenizer: Any, name: str) -> LanguageModel:
 
     The model is taken over: from here on it is called through the LanguageModel only.
     """
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"model '{name}' has no fast tokenizer (tokenizer.json), which is needed for exact offsets")
+    refuse_slow_tokenizer(tokenizer, name)
     support = probe(hf.eval().requires_grad_(False))
     return LanguageModel(hf, tokenizer, name, support, tokenizer_fingerprint(tokenizer))
 

@@ -62,15 +62,21 @@ def greedy(plain: Any, token_ids: Sequence[int], max_new_tokens: int, stop_ids: 
         )
     new = tuple(int(t) for t in out.sequences[0, len(token_ids) :])
     logits = torch.cat(list(out.logits)).float()
-    cache = getattr(out, "cache", None)  # Transformers' newer name first: the older one warns
-    cache = out.past_key_values if cache is None else cache
     # The last new token was never read.
-    keys, values = _whole(cache, len(token_ids) + len(new) - 1)
+    keys, values = whole_kv(out, len(token_ids) + len(new) - 1)
     return PlainRun(new, logits, keys, values, watch.first - watch.start, time.perf_counter() - watch.start)
 
 
-def _whole(cache: Any, num_tokens: int) -> tuple[Tensor | None, Tensor | None]:
+def cache_of(out: Any) -> dict[str, Any]:
+    """An output's cache as a keyword, under the name that this version of Transformers gives it: the older one warns
+    where there is a newer."""
+    name = "cache" if getattr(out, "cache", None) is not None else "past_key_values"
+    return {name: getattr(out, name)}
+
+
+def whole_kv(out: Any, num_tokens: int) -> tuple[Tensor | None, Tensor | None]:
     """The KV of all `num_tokens` that were read; None where a sliding window has dropped some."""
+    [cache] = cache_of(out).values()
     layers = list(getattr(cache, "layers", ()))
     if not layers or any(layer.keys.shape[2] != num_tokens for layer in layers):
         return None, None

@@ -9,7 +9,7 @@ import torch
 
 from infoflow_kv.errors import InfoFlowError, ModelError, UnsupportedModelError
 from infoflow_kv.models import hooks
-from infoflow_kv.models.fingerprint import tokenizer_fingerprint
+from infoflow_kv.models.fingerprint import refuse_slow_tokenizer, tokenizer_fingerprint
 from infoflow_kv.models.model import LanguageModel
 from infoflow_kv.models.pictures import read_picture
 from infoflow_kv.models.probe import PROBE_TOKENS, TOLERANCE, attention_modules, decoder_layers, probe, random_ids
@@ -27,8 +27,7 @@ def wrap_vision(hf: Any, tokenizer: Any, name: str, processor_config: Mapping[st
 
     Raises UnsupportedModelError where text or an image does not come out as Transformers itself computes it.
     """
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"model '{name}' has no fast tokenizer (tokenizer.json), which is needed for exact offsets")
+    refuse_slow_tokenizer(tokenizer, name)
     hf = hf.eval().requires_grad_(False)
     try:
         adapter = find_adapter(hf, processor_config, tokenizer)
@@ -53,15 +52,15 @@ def wrap_vision(hf: Any, tokenizer: Any, name: str, processor_config: Mapping[st
         for layer in decoder_layers(text, attention_modules(text)):
             layer.register_forward_hook(hooks.add_layer_rows, with_kwargs=True)
     model = LanguageModel(text, tokenizer, name, support, tokenizer_fingerprint(tokenizer))
-    model.vision = Vision(adapter, model.window_tokens)
-    found = own_forward(model, model.vision, ids, prepared)
+    # Another `Vision` than the model's, which is to know nothing of the probe's picture.
+    found = own_forward(model, Vision(adapter, model.window_tokens), ids, prepared)
     error = float((found - expected).abs().max() / expected.abs().max())
     if not (math.isfinite(error) and error <= TOLERANCE[text.dtype]):
         raise UnsupportedModelError(
             f"{type(hf).__name__} is not supported: with an image its logits differ from its own by {error:.2g} "
             f"(relative; {TOLERANCE[text.dtype]:.0e} allowed)"
         )
-    model.vision = Vision(adapter, model.window_tokens)  # without the probe's picture
+    model.vision = Vision(adapter, model.window_tokens)
     return model
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from infoflow_kv.models.plain import cache_of
 from infoflow_kv.shapes import Float, Int, Tensor
 
 
@@ -71,6 +72,4 @@ class TextPart(PreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden[:, -logits_to_keep or None :])
         if not use_cache:
             return CausalLMOutputWithPast(logits=logits)
-        # Transformers' newer name first: the older one warns.
-        name = "cache" if getattr(out, "cache", None) is not None else "past_key_values"
-        return CausalLMOutputWithPast(logits=logits, **{name: getattr(out, name)})
+        return CausalLMOutputWithPast(logits=logits, **cache_of(out))

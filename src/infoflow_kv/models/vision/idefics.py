@@ -3,7 +3,6 @@
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,10 @@ import torch
 
 from infoflow_kv.errors import ComputeError, ModelError
 from infoflow_kv.models.pictures import Picture
-from infoflow_kv.models.vision.adapter import Encoded, Prepared, digest, settings_digest
+from infoflow_kv.models.vision.adapter import Encoded, Prepared
 from infoflow_kv.models.vision.grids import check_runs, split_tiles
-from infoflow_kv.models.vision.processors import make_processor, refuse_sizes, refuse_type
+from infoflow_kv.models.vision.pillow import PillowAdapter
+from infoflow_kv.models.vision.processors import refuse_sizes, refuse_type
 from infoflow_kv.models.vision.tower import Tower
 from infoflow_kv.shapes import Int, Tensor
 
@@ -21,9 +21,10 @@ from infoflow_kv.shapes import Int, Tensor
 PROCESSORS = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
 
 
-class IdeficsVision:
+class IdeficsVision(PillowAdapter):
     """The adapter of Idefics3 and SmolVLM, whose processors differ in name only; see `VisionAdapter`."""
 
+    _processor_class = "Idefics3ImageProcessorPil"
     num_axes = 1
     num_early = 0
 
@@ -52,18 +53,6 @@ class IdeficsVision:
             {"scale_factor": hf.config.scale_factor},
         )
 
-    @cached_property
-    def _processor(self) -> Any:
-        return make_processor("Idefics3ImageProcessorPil", self._given)
-
-    @cached_property
-    def settings(self) -> str:
-        return settings_digest(self._processor.to_dict())
-
-    @property
-    def tower_fingerprint(self) -> str:
-        return self._tower.fingerprint
-
     def prepare(self, picture: Picture) -> Prepared:
         rows, columns = self._views(picture.width, picture.height)
         num_visual = (rows * columns + 1) * self._side**2
@@ -80,7 +69,7 @@ class IdeficsVision:
             token_ids=token_ids,
             num_visual=num_visual,
             grid=(rows, columns),
-            key=digest(picture.sha256, self.settings, self.tower_fingerprint, str(self._dtype)),
+            key=self._key(picture, self._dtype),
         )
 
     def encode(self, prepared: Prepared) -> Encoded:

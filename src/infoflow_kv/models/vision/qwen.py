@@ -1,16 +1,16 @@
 """Images of the Qwen-VL families: patches merged 2 × 2, positions on three axes, deepstack rows in Qwen3-VL."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from infoflow_kv.errors import ComputeError, DocumentError, UnsupportedModelError
 from infoflow_kv.models.pictures import Picture
-from infoflow_kv.models.vision.adapter import Encoded, Prepared, digest, settings_digest
+from infoflow_kv.models.vision.adapter import Encoded, Prepared
 from infoflow_kv.models.vision.grids import check_runs, split_tiles, too_narrow
-from infoflow_kv.models.vision.processors import make_processor, refuse_sizes, refuse_type
+from infoflow_kv.models.vision.pillow import PillowAdapter
+from infoflow_kv.models.vision.processors import refuse_sizes, refuse_type
 from infoflow_kv.models.vision.tower import Tower
 from infoflow_kv.shapes import Int, Tensor
 
@@ -24,9 +24,10 @@ QWEN3_SETTINGS: Mapping[str, Any] = {
 }
 
 
-class QwenVision:
+class QwenVision(PillowAdapter):
     """The adapter of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts; see `VisionAdapter`."""
 
+    _processor_class = "Qwen2VLImageProcessorPil"
     num_axes = 3
 
     def __init__(
@@ -54,18 +55,6 @@ class QwenVision:
         self._given = {**sizes, **given}
         self._tower = Tower({"visual": self._model.visual}, vision, {})
 
-    @cached_property
-    def _processor(self) -> Any:
-        return make_processor("Qwen2VLImageProcessorPil", self._given)
-
-    @cached_property
-    def settings(self) -> str:
-        return settings_digest(self._processor.to_dict())
-
-    @property
-    def tower_fingerprint(self) -> str:
-        return self._tower.fingerprint
-
     def prepare(self, picture: Picture) -> Prepared:
         rows, columns = self._patches(picture.width, picture.height)
         num_visual = rows * columns // self._merge**2
@@ -75,7 +64,7 @@ class QwenVision:
             token_ids=(start, *[self.image_token_id] * num_visual, end),
             num_visual=num_visual,
             grid=(1, rows, columns),
-            key=digest(picture.sha256, self.settings, self.tower_fingerprint, str(self._dtype)),
+            key=self._key(picture, self._dtype),
         )
 
     def encode(self, prepared: Prepared) -> Encoded:

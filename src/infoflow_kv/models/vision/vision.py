@@ -26,10 +26,7 @@ KNOWN_PICTURES = 4096  # a few hundred bytes each: no pixels
 
 
 class Vision:
-    """What a vision-language model does with pictures. Thread-safe; `towers` counts how often the tower ran.
-
-    `tiles`: k of the k × k tiles in which each picture is prefilled (1: whole), as in the paper's Table 4.
-    """
+    """What a vision-language model does with pictures. Thread-safe; `towers` counts how often the tower ran."""
 
     def __init__(self, adapter: VisionAdapter, window_tokens: int, cache_bytes: int = TOWER_CACHE_BYTES) -> None:
         self.adapter = adapter
@@ -68,7 +65,10 @@ class Vision:
         return self.adapter.prepare(picture)
 
     def images(self, token_ids: Sequence[int], prepared: Sequence[Prepared], tiles: int = 1) -> ChunkImages:
-        """The images of a chunk whose tokens are these; `prepared` in the order in which they stand there."""
+        """The images of a chunk whose tokens are these; `prepared` in the order in which they stand there.
+
+        `tiles`: k of the k × k tiles in which each is prefilled (1: whole), as in the paper's Table 4.
+        """
         if len(token_ids) >= self.window_tokens:
             raise DocumentError(
                 f"an image and its words have {len(token_ids)} tokens, and the model's window is {self.window_tokens}: "
