@@ -139,6 +139,10 @@ def test_geometry_and_reorder_keep_full_recomputation_exact(case, geometry):
     engine = case.engine(MemoryStore(), geometry=geometry, reorder=True, budget=0.4)
     run = engine.run(engine.prompt(QUESTION, DOCUMENTS))
     assert sorted(run.order) == list(range(len(run.prompt.chunks)))
+    # What reorder gives is what the same chunks give in that order: positions follow the images to their new places.
+    assert run.order != tuple(sorted(run.order))
+    given = case.engine(MemoryStore(), geometry=geometry, budget=0.4).run(run.prompt)
+    assert_close(run.logits, given.logits, TINY_LOGITS)
     whole = engine.run(run.prompt, budget=1.0)
     assert_close(whole.logits, case.expected(whole.prompt), TINY_LOGITS)
 
