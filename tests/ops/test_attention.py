@@ -1,13 +1,24 @@
 """Staircase attention and attention mass against the slow reference."""
 
 import itertools
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infoflow_kv.ops import AttentionSpec, Staircase, attention_mass, pieces, products, staircase, staircase_attention
+from infoflow_kv.errors import OptionError
+from infoflow_kv.ops import (
+    AttentionSpec,
+    Staircase,
+    attention_mass,
+    forms,
+    pieces,
+    products,
+    staircase,
+    staircase_attention,
+)
 from reference.attention import attend, weights
 from tolerance import KERNEL, assert_close
 
@@ -88,6 +99,16 @@ def test_pieces_hold_each_visible_pair_once_and_no_other(ranks, window, monkeypa
     assert torch.equal(held, expected.long())
 
 
+@pytest.mark.parametrize("edge_rows", [5, 64])
+def test_pieces_of_rows_that_share_their_rank(edge_rows):
+    ranks = torch.arange(0, 150, 3).repeat_interleave(torch.arange(50) % 4)
+    held = torch.zeros(len(ranks), 148, dtype=torch.int64)
+    for piece in pieces.cut(ranks, edge_rows=edge_rows):
+        held[piece.rows, piece.slots] += 1 if piece.mask is None else piece.mask
+        assert piece.mask is None or piece.mask.any(dim=1).all()
+    assert torch.equal(held, (torch.arange(148)[None] <= ranks[:, None]).long())
+
+
 def test_most_of_a_staircase_is_rectangles():
     """What is masked costs as much as what is seen: the edges must be a small part."""
     ranks = torch.randperm(7168, generator=torch.Generator().manual_seed(0))[:1075].sort().values
@@ -116,18 +137,55 @@ def test_packing_puts_the_heads_of_a_group_next_to_each_other():
     assert torch.equal(staircase.unpack(packed, query.shape), query)
 
 
-@pytest.mark.parametrize("can", [True, False])
-def test_bfloat16_is_attended_by_the_quicker_form_and_both_are_right(can, monkeypatch):
-    monkeypatch.setattr(staircase, "pays", lambda: can)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", get_args(forms.CpuForm))
+@pytest.mark.parametrize("ranks", RANKS.values(), ids=RANKS)
+def test_each_form_of_the_cpu_is_right_for_many_rows(ranks, form, dtype):
+    """Several edges of the largest form, and ends that are no multiple of a step of slots."""
+    longer = torch.cat([ranks + 150 * copy for copy in range(7)])
+    query, keys, values = tensors(6, 2, len(longer), 1100, dtype=dtype)
+    out = Staircase(longer, cpu_form=form).attend(query, keys, values, AttentionSpec(0.25))
+    assert out.dtype == dtype
+    assert_close(out.float(), attend(query, keys, values, longer, AttentionSpec(0.25)), KERNEL[dtype])
+
+
+@pytest.mark.parametrize("first", [1, 31, 32, 33, 700])
+@pytest.mark.parametrize("form", ["pieces-64", "products"])
+def test_contiguous_rows_may_begin_anywhere(first, form):
+    query, keys, values = tensors(6, 2, 300, 1000)
+    ranks = torch.arange(first, first + 300)
+    keys[:, first + 300 :] = float("nan")
+    out = Staircase(ranks, cpu_form=form).attend(query, keys, values, AttentionSpec(0.25))
+    assert_close(out, attend(query, keys[:, : first + 300], values[:, : first + 300], ranks, AttentionSpec(0.25)), 2e-6)
+
+
+@pytest.mark.parametrize("form", get_args(forms.CpuForm))
+def test_the_form_asked_for_is_the_form_taken(form, monkeypatch):
     taken = []
-    form = "by_products" if can else "in_pieces"
-    right = getattr(staircase, form)
-    monkeypatch.setattr(staircase, form, lambda *given: taken.append(form) or right(*given))
-    query, keys, values = tensors(6, 2, 99, 160, dtype=torch.bfloat16)
+    for name in ("by_products", "in_pieces"):
+        right = getattr(staircase, name)
+        monkeypatch.setattr(staircase, name, lambda *given, n=name, right=right: taken.append(n) or right(*given))
+    query, keys, values = tensors(6, 2, 99, 160)
+    Staircase(RANKS["scattered"], cpu_form=form).attend(query, keys, values, AttentionSpec(0.25))
+    assert taken == ["by_products" if form == "products" else "in_pieces"]
+
+
+def test_products_whose_logits_take_too_much_memory_give_way(monkeypatch):
+    monkeypatch.setattr(products, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(staircase, "by_products", None)
+    query, keys, values = tensors(6, 2, 99, 160)
     ranks = RANKS["scattered"]
-    out = staircase_attention(query, keys, values, ranks, AttentionSpec(0.25))
-    assert taken == [form]
-    assert_close(out.float(), attend(query, keys, values, ranks, AttentionSpec(0.25)), KERNEL[torch.bfloat16])
+    out = Staircase(ranks, cpu_form="products").attend(query, keys, values, AttentionSpec(0.25))
+    assert_close(out, attend(query, keys, values, ranks, AttentionSpec(0.25)), KERNEL[torch.float32])
+
+
+def test_the_variable_names_a_cpu_form_and_an_unknown_one_is_an_error(monkeypatch):
+    monkeypatch.setenv(forms.CPU_VARIABLE, "products")
+    assert forms.cpu_choice_of_environment.__wrapped__() == "products"
+    monkeypatch.setenv(forms.CPU_VARIABLE, "")
+    assert forms.cpu_choice_of_environment.__wrapped__() == "auto"
+    with pytest.raises(OptionError, match="unknown CPU form of attention.*'peaces-64'; did you mean 'pieces-64'"):
+        Staircase(torch.tensor([0]), cpu_form="peaces-64")
 
 
 def test_a_staircase_serves_every_layer():

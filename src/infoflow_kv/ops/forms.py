@@ -6,7 +6,16 @@
 | `flex`   | torch's FlexAttention, compiled, `flex.py`               | CUDA and XPU with Triton; CPU          |
 | `blocks` | masked attention, block of rows by block, `staircase.py` | anywhere                               |
 
-Without a choice a CPU takes none of them: its own forms are rectangles (`pieces.py`) and products (`products.py`).
+Without a choice a CPU takes none of them, but the quickest of its own forms for rows without a window (`quickest.py`).
+The variable INFOFLOW_CPU_FORM, or `cpu_form`, names one for all:
+
+| CPU form     | what it is                                                                              |
+|--------------|-----------------------------------------------------------------------------------------|
+| `auto`       | what a short trial finds quickest, once per process; `rule` where there is little to do |
+| `rule`       | no trial: `products` for bfloat16 without AMX, else `pieces-64`                         |
+| `pieces-N`   | torch's flash kernel: rectangles and masked edges of N = 64, 128 or 256 rows            |
+|              | (`pieces.py`); rows that follow each other whole                                        |
+| `products`   | two matrix products and a softmax (`products.py`); `pieces-64` where logits take too much  |
 """
 
 import os
@@ -22,8 +31,11 @@ from infoflow_kv.shapes import Float, Tensor
 
 Form = Literal["triton", "flex", "blocks"]
 Choice = Literal["auto", "triton", "flex", "blocks"]
+CpuForm = Literal["pieces-64", "pieces-128", "pieces-256", "products"]
+CpuChoice = Literal["auto", "rule", "pieces-64", "pieces-128", "pieces-256", "products"]
 
 VARIABLE = "INFOFLOW_ATTENTION"
+CPU_VARIABLE = "INFOFLOW_CPU_FORM"
 
 # What `auto` takes: the first that can, and that gives the right numbers there. Other devices take masked blocks.
 BY_DEVICE: dict[str, tuple[Form, ...]] = {"cuda": ("triton", "flex", "blocks"), "xpu": ("flex", "blocks")}
@@ -40,6 +52,19 @@ def known_choice(name: str) -> Choice:
     if name not in get_args(Choice):
         raise unknown_name(f"form of attention (in {VARIABLE} or given)", name, get_args(Choice))
     return cast(Choice, name)
+
+
+@cache
+def cpu_choice_of_environment() -> CpuChoice:
+    """The choice in INFOFLOW_CPU_FORM, read once; `auto` where it is unset or empty. OptionError for another name."""
+    return known_cpu_choice(os.environ.get(CPU_VARIABLE, "") or "auto")
+
+
+def known_cpu_choice(name: str) -> CpuChoice:
+    """`name`, which must be that of a CPU's form, `rule` or `auto`; OptionError otherwise."""
+    if name not in get_args(CpuChoice):
+        raise unknown_name(f"CPU form of attention (in {CPU_VARIABLE} or given)", name, get_args(CpuChoice))
+    return cast(CpuChoice, name)
 
 
 def pick(

@@ -13,9 +13,12 @@ import torch
 from infoflow_kv.ops.spec import visible
 from infoflow_kv.shapes import Bool, Float, Int, Tensor
 
-# Rows of a masked edge. A smaller edge masks fewer slots, a larger one keeps the kernel busier; 64 was the quickest of
-# 32 to 170 at 1,103 of 7,196 rows with three query heads to a K/V head.
+# Rows of a masked edge. A smaller edge masks fewer slots, a larger one keeps the kernel busier: which pays is for the
+# machine to say (`quickest.py`), and this is what small requests and windows take.
 EDGE_ROWS = 64
+# Pieces begin and end at multiples of this many slots. The kernel slows down on what is left over: in bfloat16 with AMX
+# 512 rows over 416 slots run at 347 GFLOP/s, over 417 at 241; in float32 the difference is some percent.
+SLOTS_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +36,17 @@ class Piece:
     opens: bool = False
 
 
-def cut(ranks: Int[Tensor, " rows"], window: int | None = None) -> tuple[Piece, ...]:
+def cut(ranks: Int[Tensor, " rows"], window: int | None = None, edge_rows: int | None = None) -> tuple[Piece, ...]:
     """The pieces of a staircase: together they hold every pair of a row and a slot that it sees once, and no other.
 
-    `ranks` ascend strictly. Without a window rows are halved again and again: the second half of them rests on one
-    large rectangle, and only edges of EDGE_ROWS rows are masked. With one, each edge has a band of its own.
+    `ranks` do not descend. Without a window rows are halved again and again: the second half of them rests on one
+    large rectangle, and only edges of `edge_rows` rows (EDGE_ROWS) are masked. With one, each edge has a band of its
+    own, of EDGE_ROWS rows.
     """
     steps = ranks.tolist()
+    edge_rows = EDGE_ROWS if edge_rows is None else edge_rows
     if window is None or window > steps[-1]:
-        found = _halved(ranks, steps, 0, len(steps), 0)
+        found = _halved(ranks, steps, 0, len(steps), 0, edge_rows)
     else:
         starts = range(0, len(steps), EDGE_ROWS)
         found = itertools.chain.from_iterable(_banded(ranks, steps, start, window) for start in starts)
@@ -53,27 +58,32 @@ def cut(ranks: Int[Tensor, " rows"], window: int | None = None) -> tuple[Piece, 
     return tuple(pieces)
 
 
-def _halved(ranks: Tensor, steps: Sequence[int], start: int, stop: int, floor: int) -> Iterator[Piece]:
-    """Rows start..stop-1 over the slots from `floor` on."""
-    if stop - start <= EDGE_ROWS:
+def _halved(ranks: Tensor, steps: Sequence[int], start: int, stop: int, floor: int, edge_rows: int) -> Iterator[Piece]:
+    """Rows start..stop-1 over the slots from `floor` on, which none of them ends before."""
+    if stop - start <= edge_rows:
         yield from _edge(ranks, steps, start, stop, floor)
         return
-    # The largest power of two edges, so that rectangles are large and their number of rows a multiple of an edge's.
-    half = EDGE_ROWS
-    while 2 * half < stop - start:
-        half *= 2
-    middle = start + half
-    if steps[middle] > floor:
-        yield Piece(slice(middle, stop), slice(floor, steps[middle]))
-    yield from _halved(ranks, steps, start, middle, floor)
-    yield from _halved(ranks, steps, middle, stop, steps[middle])
+    # In the middle, so that no rectangle is long and low: the kernel packs its keys and values again in each.
+    edges = -(-(stop - start) // edge_rows)
+    middle = start + (edges + 1) // 2 * edge_rows
+    seen_by_all = _down(steps[middle])
+    if seen_by_all > floor:
+        yield Piece(slice(middle, stop), slice(floor, seen_by_all))
+    yield from _halved(ranks, steps, start, middle, floor, edge_rows)
+    yield from _halved(ranks, steps, middle, stop, seen_by_all, edge_rows)
 
 
 def _edge(ranks: Tensor, steps: Sequence[int], start: int, stop: int, floor: int) -> Iterator[Piece]:
-    rows, low, high = slice(start, stop), steps[start], steps[stop - 1] + 1
+    # Masked anyway, so that some slots more on either side cost less than odd ends; but none that no row ever sees.
+    rows, low = slice(start, stop), _down(steps[start])
+    high = min(_down(steps[stop - 1]) + SLOTS_STEP, steps[-1] + 1)
     if low > floor:
         yield Piece(rows, slice(floor, low))
     yield Piece(rows, slice(low, high), visible(ranks[rows], low, high, None))
+
+
+def _down(slot: int) -> int:
+    return slot - slot % SLOTS_STEP
 
 
 def _banded(ranks: Tensor, steps: Sequence[int], start: int, window: int) -> Iterator[Piece]:
@@ -111,8 +121,10 @@ def in_pieces(
 ) -> Float[Tensor, "kv_heads packed head_dim"]:
     """Attention of packed rows over their pieces; `biases` are the pieces' own, see `bias_of`."""
     group = packed.shape[1] // max(piece.rows.stop for piece in pieces)
-    out = torch.empty_like(packed, dtype=torch.float32)
-    lse = torch.empty(packed.shape[:2], dtype=torch.float32)
+    # The kernel's own layout, rows before heads: what is merged then lies in one run of memory.
+    kv_heads, num_packed, head_dim = packed.shape
+    out = torch.empty(num_packed, kv_heads, head_dim, dtype=torch.float32).transpose(0, 1)
+    lse = torch.empty(num_packed, kv_heads, dtype=torch.float32).transpose(0, 1)
     for piece, bias in zip(pieces, biases, strict=True):
         rows = slice(piece.rows.start * group, piece.rows.stop * group)
         part, part_lse = flash(packed[:, rows], keys[:, piece.slots], values[:, piece.slots], scale, bias=bias)

@@ -1,12 +1,12 @@
-"""CPU with bfloat16 instructions: a staircase by two matrix products and a softmax, block of rows by block.
+"""CPU: a staircase by two matrix products and a softmax, block of rows by block.
 
-There torch multiplies bfloat16 matrices several times quicker than its flash kernel attends, so that writing the
-logits down pays. They are rounded to the dtype before the softmax, as in Transformers' eager attention.
+With bfloat16 instructions but without AMX torch multiplies bfloat16 matrices several times quicker than its flash
+kernel attends, so that writing the logits down pays. They are rounded to the dtype before the softmax, as in
+Transformers' eager attention.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -30,16 +30,9 @@ class Block:
     bias: Float[Tensor, "rows edge"]
 
 
-@cache
-def pays() -> bool:
-    """Whether this processor multiplies bfloat16 by itself."""
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(supported is not None and supported())
-
-
-def rows_of_block(group: int, num_slots: int) -> int:
+def rows_of_block(group: int, num_slots: int, dtype: torch.dtype) -> int:
     """Rows of which one K/V head's logits over all slots fit a block; 0 where that would be too few to pay."""
-    rows = BLOCK_BYTES // (2 * group * max(1, num_slots))
+    rows = BLOCK_BYTES // (dtype.itemsize * group * max(1, num_slots))
     return 0 if rows < FEWEST_ROWS else min(rows, BLOCK_ROWS)
 
 

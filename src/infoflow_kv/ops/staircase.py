@@ -6,15 +6,24 @@ dense up to a step and empty after it. No rows × slots mask is ever built.
 
 import logging
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from infoflow_kv.ops.forms import Form, choice_of_environment, known_choice, pick
-from infoflow_kv.ops.pieces import Piece, bias_of, cut, flash, in_pieces, merge_into
-from infoflow_kv.ops.products import Block, blocks_of, by_products, pays, rows_of_block
+from infoflow_kv.ops.forms import (
+    CpuForm,
+    Form,
+    choice_of_environment,
+    cpu_choice_of_environment,
+    known_choice,
+    known_cpu_choice,
+    pick,
+)
+from infoflow_kv.ops.pieces import SLOTS_STEP, Piece, bias_of, cut, flash, in_pieces, merge_into
+from infoflow_kv.ops.products import Block, blocks_of, by_products, rows_of_block
+from infoflow_kv.ops.quickest import EDGES, Kind, by_rule, cells_of, quickest
 from infoflow_kv.ops.spec import AttentionSpec, masked_logits, visible, with_sinks
 from infoflow_kv.shapes import Float, Int, Tensor
 
@@ -31,18 +40,21 @@ class Staircase:
     """The rows of one forward: made once, used in every layer, so that cuts and masks are made once too.
 
     `ranks` must ascend strictly; slot index == rank of the key in that slot. `form`: one of `forms.Choice`, by default
-    what INFOFLOW_ATTENTION says; OptionError for another name, or in `attend` for a form that cannot be had there.
+    what INFOFLOW_ATTENTION says; `cpu_form`: one of `forms.CpuChoice`, by default what INFOFLOW_CPU_FORM says.
+    OptionError for another name, or in `attend` for a form that cannot be had there.
 
     >>> stairs = Staircase(torch.tensor([3, 7]))
     >>> stairs.attend(query, keys, values, AttentionSpec(scale=0.125))  # doctest: +SKIP
     """
 
-    def __init__(self, ranks: Int[Tensor, " rows"], form: str | None = None) -> None:
+    def __init__(self, ranks: Int[Tensor, " rows"], form: str | None = None, cpu_form: str | None = None) -> None:
         self.ranks = ranks
         self._choice = choice_of_environment() if form is None else known_choice(form)
+        self._cpu_choice = cpu_choice_of_environment() if cpu_form is None else known_cpu_choice(cpu_form)
         self.steps: list[int] = ranks.tolist()
-        self._cuts: dict[int | None, tuple[Piece, ...]] = {}
-        self._biases: dict[tuple[int | None, int, torch.dtype], list[Tensor | None]] = {}
+        self._cuts: dict[tuple[int | None, int | None], tuple[Piece, ...]] = {}
+        self._biases: dict[tuple[int | None, int | None, int, torch.dtype], list[Tensor | None]] = {}
+        self._counted: dict[tuple[bool, CpuForm], int] = {}
         self._masks: dict[int | None, BlockMask] = {}
         self._blocks: tuple[int, tuple[Block, ...]] | None = None
 
@@ -70,16 +82,36 @@ class Staircase:
             return self._by_kernel(form, query, keys, values, spec, window)
         if form == "blocks" or not is_plain or not is_cpu:
             return in_blocks(query, keys, values, self.ranks, spec, window)
-        block_rows = rows_of_block(query.shape[0] // keys.shape[0], steps[-1] + 1)
-        if window is None and query.dtype == torch.bfloat16 and block_rows and pays():
+        cpu_form = self._cpu_form(query, keys.shape[0], contiguous) if window is None else None
+        if cpu_form == "products":
+            block_rows = rows_of_block(query.shape[0] // keys.shape[0], steps[-1] + 1, query.dtype)
             if self._blocks is None or self._blocks[0] != block_rows:
                 self._blocks = block_rows, blocks_of(self.ranks, steps, block_rows, query.dtype)
             packed = by_products(pack(query, keys.shape[0]), keys, values, self._blocks[1], spec.scale)
         elif contiguous:
             return _contiguous(query, keys[:, : steps[-1] + 1], values[:, : steps[-1] + 1], steps[0], spec.scale)
         else:
-            packed = self._in_pieces(pack(query, keys.shape[0]), keys, values, spec.scale, window)
+            edge_rows = None if cpu_form is None else EDGES[cpu_form]
+            packed = self._in_pieces(pack(query, keys.shape[0]), keys, values, spec.scale, window, edge_rows)
         return unpack(packed, query.shape)
+
+    def _cpu_form(self, query: Tensor, kv_heads: int, contiguous: bool) -> CpuForm:
+        """Which of the CPU's own forms rows without a window are due."""
+        steps, choice = self.steps, self._cpu_choice
+        heads, rows, head_dim = query.shape
+        group = heads // kv_heads
+        if choice == "auto" or choice == "rule":
+            kind = Kind(contiguous, query.dtype, head_dim, group, kv_heads, torch.get_num_threads())
+            size = rows * (steps[-1] + 1)
+            choice = by_rule(kind) if choice == "rule" else quickest(kind, partial(self._cells, contiguous), size)
+        lacks = choice == "products" and not rows_of_block(group, steps[-1] + 1, query.dtype)
+        return "pieces-64" if lacks else choice
+
+    def _cells(self, contiguous: bool, form: CpuForm) -> int:
+        key = contiguous, form
+        if key not in self._counted:
+            self._counted[key] = cells_of(form, self.steps, contiguous)
+        return self._counted[key]
 
     def _by_kernel(
         self, form: Form, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, window: int | None
@@ -98,12 +130,14 @@ class Staircase:
         filled = self.steps[-1] + 1
         return attend_by_flex(query, keys[:, :filled], values[:, :filled], mask, spec)[0]
 
-    def _in_pieces(self, packed: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
-        pieces = self._cuts.get(window)
+    def _in_pieces(
+        self, packed: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, edge_rows: int | None
+    ) -> Tensor:
+        pieces = self._cuts.get((window, edge_rows))
         if pieces is None:
-            pieces = self._cuts[window] = cut(self.ranks, window)
+            pieces = self._cuts[window, edge_rows] = cut(self.ranks, window, edge_rows)
         group = packed.shape[1] // len(self.steps)
-        key = window, group, packed.dtype
+        key = window, edge_rows, group, packed.dtype
         biases = self._biases.get(key)
         if biases is None:
             biases = self._biases[key] = [bias_of(piece, group, packed.dtype) for piece in pieces]
@@ -225,15 +259,19 @@ def _contiguous(
     scale: float,
 ) -> Float[Tensor, "heads rows head_dim"]:
     """CPU: rows first..first+rows-1, a dense part before `first` and a causal square."""
+    # The dense part ends where the kernel likes it, and the square begins there: with rows of no meaning before ours.
+    added = first % SLOTS_STEP
+    first -= added
+    wider = F.pad(query, (0, 0, added, 0)) if added else query
     if first == 0:
-        return _causal_square(query, keys, values, scale)
+        return _causal_square(wider, keys, values, scale)[:, added:]
     kv_heads = keys.shape[0]
     heads, rows, _ = query.shape
     group = heads // kv_heads
     packed = query.reshape(kv_heads, group * rows, -1)
     dense, dense_lse = flash(packed, keys[:, :first], values[:, :first], scale)
     square_keys, square_values = (x[:, first:].repeat_interleave(group, dim=0) for x in (keys, values))
-    square, square_lse = flash(query, square_keys, square_values, scale, is_causal=True)
+    square, square_lse = flash(wider, square_keys, square_values, scale, is_causal=True)
     out = dense.reshape(query.shape).float()
-    merge_into(out, dense_lse.reshape(heads, rows), square, square_lse)
+    merge_into(out, dense_lse.reshape(heads, rows), square[:, added:], square_lse[:, added:])
     return out.to(query.dtype)
