@@ -68,6 +68,7 @@ check: setup
 	$(VENV)/bin/python tools/write_numbers.py --check
 	$(VENV)/bin/python tools/write_benchmarks.py --check
 	$(VENV)/bin/python tools/write_vision.py --check
+	$(VENV)/bin/python tools/write_parallel.py --check
 
 format: setup
 	$(VENV)/bin/ruff format .
@@ -81,6 +82,7 @@ docs: setup
 	$(VENV)/bin/python tools/write_numbers.py
 	$(VENV)/bin/python tools/write_benchmarks.py
 	$(VENV)/bin/python tools/write_vision.py
+	$(VENV)/bin/python tools/write_parallel.py
 
 bench: setup
 	for verb in ttft attention ingest decode memory; do \

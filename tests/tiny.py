@@ -89,9 +89,12 @@ def tokenizer() -> Any:
     return made
 
 
-def hf_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    """A fresh random Transformers model of a family; weights scaled so that attention is far from uniform."""
+def hf_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **sizes: int) -> Any:
+    """A fresh random Transformers model of a family; weights scaled so that attention is far from uniform. `sizes`:
+    other values of its config."""
     config = CONFIGS[family]()
+    for key, value in sizes.items():
+        setattr(config, key, value)
     torch.manual_seed(seed)
     hf = tf.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     with torch.no_grad():

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from infoflow_kv.models import LanguageModel, RotaryTables
-from infoflow_kv.positions import assemble, cells_of, places_of, scoring_positions
+from infoflow_kv.placing import Place
+from infoflow_kv.positions import places_of, scoring_positions, visual_slots
 from infoflow_kv.recipes import Recipe
 from infoflow_kv.records import Context, Prompt, Selection
 from infoflow_kv.reorder import chunk_order
@@ -25,6 +26,7 @@ class Request:
     values of a full prefill, for the oracle."""
 
     model: LanguageModel
+    place: Place
     recipe: Recipe
     prompt: Prompt
     parts: Parts
@@ -76,7 +78,7 @@ def choose(request: Request, context: Context, tables: RotaryTables) -> Choice:
         return Choice(everything, deviation)
     if method.selector is None:
         return Choice(nothing)
-    chosen_among = candidates(context, recipe.repair_tokens)
+    chosen_among = candidates(context, recipe.repair_tokens, visual_slots(request.prompt))
     if recipe.budget.share == 1 and recipe.budget.cover is None and count < 0:  # everything: no scores needed
         return Choice(everything if chosen_among is None else Selection(chosen_among), rule)
     scored = (context, tables) if recipe.geometry == "GLOBAL" else scoring_context(request, context.exact_tokens)
@@ -91,13 +93,12 @@ def choose(request: Request, context: Context, tables: RotaryTables) -> Choice:
     return Choice(replace(selection, scores=scores, reason=reason), rule)
 
 
-def candidates(context: Context, tokens: str) -> "Tensor | None":
-    """The slots that may be chosen of a kind of tokens, ascending; None where all may be."""
+def candidates(context: Context, tokens: str, visual: "Tensor") -> "Tensor | None":
+    """The slots that may be chosen of a kind of tokens, ascending; None where all may be. `visual`: those of images."""
     if tokens == "all":
         return None
     is_wanted = torch.full((context.num_tokens,), tokens == "text", device=context.keys.device)
-    if context.visual is not None:
-        is_wanted[context.visual.slots] = tokens == "visual"
+    is_wanted[visual.to(is_wanted.device)] = tokens == "visual"
     is_wanted[: context.exact_tokens] = False
     return torch.nonzero(is_wanted)[:, 0]
 
@@ -119,8 +120,10 @@ def scoring_context(request: Request, exact_tokens: int) -> tuple[Context, Rotar
     num_prompt = int(request.suffix.shape[0])
     positions = scoring_positions(request.recipe.geometry, head_tokens, lengths, origin, num_prompt)
     tables = model.rotary().tables(positions)
-    context = assemble(model, parts.all, tables, int(positions.shape[-1]), exact_tokens)
-    return replace(context, cells=cells_of(request.prompt)), tables
+    context, _ = request.place.assemble(
+        request.prompt, parts, tables, int(positions.shape[-1]), exact_tokens, last=False
+    )
+    return context, tables
 
 
 def score(request: Request, context: Context, tables: RotaryTables) -> "Tensor":

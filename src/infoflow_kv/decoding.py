@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from infoflow_kv.errors import ComputeError, OptionError
-from infoflow_kv.models import LanguageModel, Rotary, forward_rows
+from infoflow_kv.models import LanguageModel, Rotary, forward_rows, memory_of
 from infoflow_kv.records import Context, StopReason
 from infoflow_kv.shapes import Float, Tensor
 
@@ -28,14 +28,16 @@ class Sampling:
             raise OptionError(f"seed {self.seed!r} is outside 0..2^63-1")
 
 
-Sampler = Callable[[Float[Tensor, " vocab"]], int]
+Sampler = Callable[[Float[Tensor, " vocab"] | None], int]
 
 
 def sampler(sampling: Sampling) -> Sampler:
     """The function that picks a token id from logits; each call advances its own seeded generator."""
     generator = torch.Generator().manual_seed(sampling.seed)
 
-    def pick(logits: Float[Tensor, " vocab"]) -> int:
+    def pick(logits: Float[Tensor, " vocab"] | None) -> int:
+        if logits is None:
+            raise ComputeError("no logits to choose a token from")
         if sampling.temperature == 0:
             return int(logits.argmax())
         shifted = (logits - logits.max()).double().cpu()  # at most 0: no temperature can make it overflow to NaN
@@ -53,27 +55,28 @@ def decode(
     context: Context,
     rotary: Rotary,
     num_filled: int,
-    first_logits: Float[Tensor, " vocab"],
+    first_logits: Float[Tensor, " vocab"] | None,
     pick: Sampler,
     max_new_tokens: int,
 ) -> Iterator[int]:
     """The new token ids one after the other, the end token included; ends after it or after `max_new_tokens`.
 
     `num_filled`: slots filled so far (context + prompt). Each new token is written into the next slot, at the next
-    position, which is not the slot's number where images stand before it.
+    position, which is not the slot's number where images stand before it. `first_logits`: None where several ranks
+    share the request and another one has them.
     """
-    logits = first_logits
+    logits, memory = first_logits, memory_of(context)
     for step in range(max_new_tokens):
         token = pick(logits)
         yield token
         if token in model.stop_ids or step + 1 == max_new_tokens:
             return
         rank = torch.tensor([num_filled + step], device=model.device)
-        if int(rank) >= context.keys.shape[2]:
-            raise ComputeError(f"no slot left for new token {step + 1}: the context has {context.keys.shape[2]} slots")
+        if int(rank) >= memory.num_slots:
+            raise ComputeError(f"no slot left for new token {step + 1}: the context has {memory.num_slots} slots")
         new = torch.tensor([token], device=model.device)
         tables = rotary.tables(rank + context.shift)
-        out = forward_rows(model, new, rank, rank, tables, context.keys, context.values, num_logits=1)
+        out = forward_rows(model, new, rank, tables, memory, num_logits=1, spreading="repeat")
         if out is None:
             raise ComputeError("the decode forward ended early")
         logits = out[-1]

@@ -12,23 +12,25 @@ import torch
 
 from infoflow_kv.choosing import Choice, Request, choose, order_chunks, permuted
 from infoflow_kv.chunking import (
-    MIN_CHUNK_TOKENS,
     Documents,
     TextEncoder,
     as_document,
     chunks_of,
-    layout,
     listed,
     render,
 )
+from infoflow_kv.chunking import layout as lay_out
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
 from infoflow_kv.kept import ContextKey, Kept, KeptContexts, Trace
 from infoflow_kv.models import LanguageModel
+from infoflow_kv.parallel.cost import Layout
+from infoflow_kv.parallel.group import Group
+from infoflow_kv.placing import Here, Place
 from infoflow_kv.planning import Plan, plan_request
-from infoflow_kv.positions import assemble_one_by_one, cells_of, request_positions, reserve
+from infoflow_kv.positions import request_positions
 from infoflow_kv.prefilling import NEIGHBOUR
-from infoflow_kv.recipes import Recipe, change, check_tiles, make_recipe
+from infoflow_kv.recipes import Recipe, change, check_chunk_tokens, check_regime, check_tiles, make_recipe
 from infoflow_kv.records import (
     AddReport,
     Answer,
@@ -44,6 +46,7 @@ from infoflow_kv.records import (
 from infoflow_kv.repairing import repair
 from infoflow_kv.runs import Clock, Run, answer_of
 from infoflow_kv.speeds import find_speeds
+from infoflow_kv.spreading import spread_over
 from infoflow_kv.store import ChunkStore
 from infoflow_kv.supply import Parts, Supply
 
@@ -69,7 +72,9 @@ class Engine:
     up to so many bytes of repaired contexts on the model's device, for follow-up questions over the same documents,
     whose answers then depend on what was asked before. `plans`: full prefill where that is predicted to be quicker,
     from the speeds that `infoflow-kv ingest` measured here. `tiles`: images are prefilled in k × k tiles (1: whole).
-    `repair_tokens`: recompute among `visual`, `text` or `all` tokens; the budget is a share of these.
+    `repair_tokens`: recompute among `visual`, `text` or `all` tokens; the budget is a share of these. `group`: the
+    ranks that answer each request together, all of which make the same calls; `layout`: `Q`, `H`, `HQ`, or `auto` for
+    the one that sends least (docs/parallel.md).
 
     Raises OptionError for anything outside its range. Safe to share between threads.
 
@@ -101,6 +106,8 @@ class Engine:
         plans: bool = False,
         tiles: int = 1,
         repair_tokens: str = "all",
+        group: Group | None = None,
+        layout: str | Layout = "auto",
     ) -> None:
         self.model = model
         self.tiles = check_tiles(tiles)
@@ -128,7 +135,7 @@ class Engine:
         self.encoder = TextEncoder(model.tokenizer)
         self.template = render(model.tokenizer, instruction=instruction, system=system, labels=labels)
         # The head depends on neither question nor documents: any prompt shows it.
-        self.head_ids = layout("?", (), self.template, self.encoder).head_ids
+        self.head_ids = lay_out("?", (), self.template, self.encoder).head_ids
         self._kept = KeptContexts(kept_bytes)
         self._supply = Supply(
             model,
@@ -138,6 +145,10 @@ class Engine:
             behind_head=head_policy == "head",
             neighbour_ids=self.encoder.content(NEIGHBOUR)[0],
         )
+        self.place: Place = Here(model, self._supply)
+        if group is not None:
+            refused = [name for name, given in (("kept_bytes", kept_bytes), ("plans", plans)) if given]
+            self.place = spread_over(group, layout, model, self._supply, self.recipe, refused=refused)
 
     # ---- offline ----
 
@@ -227,8 +238,9 @@ class Engine:
         prompt = self.prompt(question, documents)
         run = self.run(prompt, method=method, budget=budget, num_new=max_new_tokens, seed=sampling.seed)
         first = 0.0
-        tokens = decode(
-            self.model, run.context, run.rotary, prompt.num_tokens, run.logits[-1], sampler(sampling), max_new_tokens
+        pick, logits = self.place.picks(sampler(sampling)), run.logits[-1] if run.logits.numel() else None
+        tokens = self.place.decoding(
+            decode(self.model, run.context, run.rotary, prompt.num_tokens, logits, pick, max_new_tokens)
         )
         for token in tokens:
             first = first or time.perf_counter()
@@ -245,7 +257,7 @@ class Engine:
     def prompt(self, question: str, documents: Documents) -> Prompt:
         """The token ids of a request, the same for every method."""
         chunks = [c for d in listed(documents) for c in self.split(d)]
-        return layout(question, chunks, self.template, self.encoder)
+        return lay_out(question, chunks, self.template, self.encoder)
 
     def run(
         self,
@@ -272,7 +284,7 @@ class Engine:
         num_new = max(num_new, len(forced_ids) + 1)
         if prompt.num_tokens + num_new > self.model.window_tokens:
             raise PromptTooLongError(prompt.num_tokens, num_new, self.model.window_tokens)
-        self._check_regime(prompt.num_tokens, num_new)
+        check_regime(self.model, prompt.num_tokens, num_new)
         reuse = recipe.method.reuse
         rotary = self.model.rotary()
         num_context, forced = prompt.context_tokens, len(forced_ids)
@@ -281,18 +293,22 @@ class Engine:
         num_slots = prompt.num_tokens + num_new
         suffix = torch.tensor(prompt.suffix_ids, device=self.model.device)
 
+        place = self.place
+        place.begin(prompt, recipe, num_new, seed, in_laboratory=bool(forced or truth is not None))
         clock = Clock()
         key, kept = self._find_kept(prompt, recipe, num_context + num_rows)
         plan = self._plan(prompt, recipe, num_context + num_rows) if kept is None else None
         if plan is not None and plan.picks_full:
             recipe, reuse, key = change(recipe, self.model, "full", None, self._layers), False, None
-        parts = self._parts(prompt, recipe, kept)
+        with place.phase("load"):
+            parts = self._parts(prompt, recipe, kept)
         clock.mark("load")
         sensitivity = parts.sensitivity() if kept is None else kept.sensitivity
-        request = Request(self.model, recipe, prompt, parts, suffix, seed, sensitivity, truth)
+        request = Request(self.model, place, recipe, prompt, parts, suffix, seed, sensitivity, truth)
         order = tuple(range(len(prompt.chunks)))
         if reuse and recipe.reorder and len(order) > 1:
-            order = order_chunks(request)
+            with place.phase("score"):
+                order = order_chunks(request)
             prompt, parts = permuted(prompt, order), parts.reordered(order)
             request = replace(request, prompt=prompt, parts=parts, sensitivity=parts.sensitivity())
             tables = rotary.tables(request_positions(prompt, num_rows))  # images of other sizes now stand before others
@@ -301,24 +317,23 @@ class Engine:
             context = kept.context(self.model, num_slots)
         elif reuse:
             exact = self._supply.exact_tokens(parts, num_context + num_rows, prompt.chunks)
-            identities, taken = parts.identities, iter(parts.all)
-            if recipe.geometry == "GLOBAL":  # no other geometry will assemble them again
-                taken, parts = parts.hand_over()
-                request = replace(request, parts=parts)
-            built = assemble_one_by_one(self.model, identities, taken, tables, num_slots, exact)
-            context = replace(built, cells=cells_of(prompt))
+            last = recipe.geometry == "GLOBAL"  # no other geometry will assemble them again
+            context, parts = place.assemble(prompt, parts, tables, num_slots, exact, last=last)
+            request = replace(request, parts=parts)
         else:
-            context = reserve(self.model, prompt, num_slots, self._supply.inputs(prompt))
+            context = place.reserve(prompt, num_slots)
         clock.mark("assemble")
         if reuse:
-            choice = choose(request, context, tables)
+            with place.phase("score"):
+                choice = choose(request, context, tables)
         else:
             reason = plan.reason if plan is not None else ""
             choice = Choice(Selection(torch.arange(context.num_tokens, device=self.model.device), reason=reason))
         repaired = choice.selection if kept is None else kept.without(choice.selection)
         clock.mark("score")
         rows = torch.cat([suffix, torch.tensor(forced_ids, dtype=suffix.dtype, device=suffix.device)])
-        logits = repair(self.model, context, repaired, rows, tables, 1 + forced, choice.rule)
+        with place.phase("repair"):
+            logits = repair(self.model, context, repaired, rows, tables, 1 + forced, choice.rule)
         clock.mark("repair")
         trace = None if key is None else Trace(key, kept, repaired.slots, sensitivity)
         selection = choice.after() if kept is None else repaired
@@ -342,6 +357,8 @@ class Engine:
             predicted_seconds=plan.seconds if plan is not None else 0.0,
             predicted_full_seconds=plan.full_seconds if plan is not None else 0.0,
         )
+        if logits is None:  # another rank ran the prompt's last row
+            logits = torch.empty(0, 0)
         return Run(prompt, recipe, order, context, rotary, selection, logits, usage, timings, parts.unstored, trace)
 
     def keep(self, run: Run) -> None:
@@ -361,8 +378,7 @@ class Engine:
             return Parts(None, (), len(prompt.chunks), 0, 0)
         if not recipe.method.reuse:
             return Parts(None, (), 0, prompt.context_tokens, 0)
-        parts = self._supply.parts(prompt)
-        return self._supply.with_movement(parts) if "sensitivity" in recipe.method.needs else parts
+        return self.place.parts(prompt, "sensitivity" in recipe.method.needs)
 
     def _plan(self, prompt: Prompt, recipe: Recipe, length: int) -> Plan | None:
         """What the request would take either way, where this engine plans and the machine's speeds are known."""
@@ -378,21 +394,3 @@ class Engine:
             return None, None  # frequencies of this very length: no other request could use it
         key = self._supply.identities(prompt), regime, recipe.method.name
         return key, self._kept.find(key)
-
-    def _check_regime(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        """OptionError where new tokens would cross from longrope's short to its long frequencies: all keys before would
-        have to be rotated anew, as Transformers does by starting over."""
-        longest = prompt_tokens + max_new_tokens
-        if self.model.rotates_anew and self.model.rope_regime(prompt_tokens) != self.model.rope_regime(longest):
-            raise OptionError(
-                f"{prompt_tokens} prompt tokens and {max_new_tokens} new ones cross the length at which this model "
-                "changes its rotary frequencies (longrope); ask for fewer new tokens, or give more documents"
-            )
-
-
-def check_chunk_tokens(chunk_tokens: int, window_tokens: int) -> int:
-    """The longest chunk itself; OptionError if no request could ever use a chunk of that length."""
-    if type(chunk_tokens) is not int or not MIN_CHUNK_TOKENS <= chunk_tokens < window_tokens:
-        wanted = f"at least {MIN_CHUNK_TOKENS} and less than the window of {window_tokens}"
-        raise OptionError(f"chunk_tokens is {chunk_tokens!r}; expected {wanted}")
-    return chunk_tokens

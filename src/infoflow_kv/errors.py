@@ -8,7 +8,8 @@ InfoFlowError
 │   └── ModelError          a model that cannot be found or read
 │       └── UnsupportedModelError   the support probe refused it, with the reason
 ├── StoreError              the store cannot do what was asked (unwritable, newer format)
-└── ComputeError            the arithmetic went wrong (NaN in logits, a layer that was skipped)
+├── ComputeError            the arithmetic went wrong (NaN in logits, a layer that was skipped)
+└── ParallelError           a rank was lost, or did not answer in time; the request ends on all ranks
 """
 
 import difflib
@@ -61,6 +62,18 @@ class StoreError(InfoFlowError):
 
 class ComputeError(InfoFlowError, RuntimeError):
     """The arithmetic went wrong; no answer is given rather than a wrong one."""
+
+
+class ParallelError(InfoFlowError, RuntimeError):
+    """A rank was lost, or did not answer in time; the request ends on all ranks.
+
+    Attributes: `phase`, in which it happened, and `rank`, the one that tells (not the one that was lost).
+    """
+
+    def __init__(self, message: str, phase: str, rank: int) -> None:
+        self.phase = phase
+        self.rank = rank
+        super().__init__(message)
 
 
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> OptionError:

@@ -261,7 +261,9 @@ def repaired(subject: Subject, run: Any, slots: "Tensor") -> "Tensor":
     prompt = subject.prompt
     suffix = torch.tensor(prompt.suffix_ids, device=subject.model.device)
     tables = run.rotary.tables(request_positions(prompt, len(prompt.suffix_ids)))
-    return repair(subject.model, run.context, Selection(slots.to(subject.model.device)), suffix, tables)
+    logits = repair(subject.model, run.context, Selection(slots.to(subject.model.device)), suffix, tables)
+    assert logits is not None
+    return logits
 
 
 def compare(subject: Subject, logits: "Tensor") -> tuple[float, float, str]:

@@ -59,6 +59,16 @@ def shift_of(chunks: Sequence[Chunk]) -> int:
     return sum(span_of(place) - chunk.num_tokens for place, chunk in zip(places_of(chunks), chunks, strict=True))
 
 
+def visual_slots(prompt: Prompt) -> Int[Tensor, " visual"]:
+    """The context slots that stand for parts of an image, ascending."""
+    found, start = [torch.empty(0, dtype=torch.int64)], len(prompt.head_ids)
+    for chunk in prompt.chunks:
+        if chunk.images is not None:
+            found.append(start + chunk.images.visual.long())
+        start += chunk.num_tokens
+    return torch.cat(found)
+
+
 def cells_of(prompt: Prompt) -> tuple[Int[Tensor, " cell"], ...]:
     """The slots of each part of the context that was prefilled apart, in order; empty where these are the chunks."""
     if all(chunk.images is None or not chunk.images.cells for chunk in prompt.chunks):

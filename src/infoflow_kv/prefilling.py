@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from infoflow_kv.errors import ComputeError
-from infoflow_kv.models import AttentionInput, LanguageModel, forward_rows
+from infoflow_kv.models import AttentionInput, LanguageModel, LocalMemory, forward_rows
 from infoflow_kv.records import ChunkIdentity, ChunkImages, ChunkInputs, ChunkKV, ModelIdentity, VisualRows
 from infoflow_kv.shapes import Float, Int, Tensor
 
@@ -108,12 +108,13 @@ def _prefill_cell(
             keys[layer, :, :head_tokens] = head_tables.rotate_keys(layer, keys[layer, :, :head_tokens])
     raw_keys, _ = model.empty_slots(total - head_tokens)
 
-    def keep(given: AttentionInput, *_: Tensor) -> None:
+    def keep(given: AttentionInput, *_: object) -> None:
         raw_keys[given.layer] = given.raw_key
 
     own = slice(head_tokens, total)
     ids = torch.tensor(identity.token_ids, device=model.device)[cell.to(model.device)]
-    forward_rows(model, ids, ranks[own], ranks[own], tables.at(own), keys, values, on_layer=keep, visual=visual)
+    memory = LocalMemory(keys, values)
+    forward_rows(model, ids, ranks[own], tables.at(own), memory, on_layer=keep, visual=visual)
     return raw_keys, values[:, :, own]
 
 

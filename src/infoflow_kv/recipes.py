@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from infoflow_kv.chunking import MIN_CHUNK_TOKENS
 from infoflow_kv.errors import OptionError, unknown_name
 from infoflow_kv.methods import Method, find_method
 from infoflow_kv.models import LanguageModel
@@ -139,3 +140,22 @@ def method_layers(model: LanguageModel, method: Method, layers: str) -> tuple[in
             )
         layers = measured or method.usual_layers
     return layer_set(layers, model.num_layers)
+
+
+def check_chunk_tokens(chunk_tokens: int, window_tokens: int) -> int:
+    """The longest chunk itself; OptionError if no request could ever use a chunk of that length."""
+    if type(chunk_tokens) is not int or not MIN_CHUNK_TOKENS <= chunk_tokens < window_tokens:
+        wanted = f"at least {MIN_CHUNK_TOKENS} and less than the window of {window_tokens}"
+        raise OptionError(f"chunk_tokens is {chunk_tokens!r}; expected {wanted}")
+    return chunk_tokens
+
+
+def check_regime(model: LanguageModel, prompt_tokens: int, max_new_tokens: int) -> None:
+    """Nothing; OptionError where new tokens would cross from longrope's short to its long frequencies: all keys before
+    would have to be rotated anew, as Transformers does by starting over."""
+    longest = prompt_tokens + max_new_tokens
+    if model.rotates_anew and model.rope_regime(prompt_tokens) != model.rope_regime(longest):
+        raise OptionError(
+            f"{prompt_tokens} prompt tokens and {max_new_tokens} new ones cross the length at which this model "
+            "changes its rotary frequencies (longrope); ask for fewer new tokens, or give more documents"
+        )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infoflow_kv.models import Memory
+
 StopReason = Literal["eos", "stop", "length"]
 
 
@@ -203,7 +205,8 @@ class Context:
     The buffers belong to one request and are written by repair and decode; they are never stored. `visual`: what the
     layers read in slots that hold parts of images. `shift`: what is added to a slot behind the context to get its RoPE
     position (0 for text; an image takes fewer positions than slots). `cells`: slots that were prefilled apart from each
-    other, where that is finer than chunks (images in tiles).
+    other, where that is finer than chunks (images in tiles). `memory`: of a request that several ranks share, where its
+    KV lies; `keys` and `values` then have no slots.
     """
 
     keys: "Tensor"
@@ -214,6 +217,7 @@ class Context:
     visual: "VisualRows | None" = None
     shift: int = 0
     cells: "tuple[Tensor, ...]" = ()
+    memory: "Memory | None" = None
 
     @property
     def num_tokens(self) -> int:

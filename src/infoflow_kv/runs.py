@@ -20,7 +20,7 @@ class Run:
     """One request after repair: its context, the logits of the last prompt rows, and what it took.
 
     `prompt` is as the model read it; `order[place]` is the index that its chunk had in the request. `selection`: the
-    rows that this request recomputed.
+    rows that this request recomputed. `logits`: none where several ranks share the request and another one has them.
     """
 
     prompt: Prompt

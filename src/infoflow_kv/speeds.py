@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from infoflow_kv.models import LanguageModel, forward_rows
+from infoflow_kv.models import LanguageModel, LocalMemory, forward_rows
 from infoflow_kv.models.embedded import cache_folder
 from infoflow_kv.positions import assemble
 from infoflow_kv.prefilling import identify
@@ -60,7 +60,7 @@ def measure_speeds(model: LanguageModel, folder: Path | None = None) -> Speeds:
         ranks = torch.arange(start, start + count, device=model.device)
         ids = ranks % 97 + 3
         tables = rotary.tables(ranks)
-        return _median(lambda: forward_rows(model, ids, ranks, ranks, tables, keys, values, num_logits=1))
+        return _median(lambda: forward_rows(model, ids, ranks, tables, LocalMemory(keys, values), num_logits=1))
 
     forward(0, few)  # warm-up
     little, wide, far = forward(0, few), forward(0, many), forward(long - many, many)

@@ -23,6 +23,8 @@ class Parts:
 
     `head`: None where the template has none. `unstored`: new chunks that the store did not take. `movement`: how far
     each chunk's KV moves behind a neighbour, for methods that ask for it; `measured_tokens` had no record of it.
+    `homes`: where several ranks share the request, the sequence shard of each chunk; a chunk of another shard is then
+    here without its KV, and others with this rank's K/V heads alone.
     """
 
     head: ChunkKV | None
@@ -32,6 +34,7 @@ class Parts:
     unstored: int
     movement: tuple[ChunkKV, ...] | None = None
     measured_tokens: int = 0
+    homes: tuple[int, ...] = ()
 
     @property
     def all(self) -> tuple[ChunkKV, ...]:
@@ -54,7 +57,8 @@ class Parts:
 
     def reordered(self, order: Sequence[int]) -> "Parts":
         moved = None if self.movement is None else tuple(self.movement[index] for index in order)
-        return replace(self, chunks=tuple(self.chunks[index] for index in order), movement=moved)
+        homes = tuple(self.homes[index] for index in order) if self.homes else ()
+        return replace(self, chunks=tuple(self.chunks[index] for index in order), movement=moved, homes=homes)
 
     def sensitivity(self) -> Float[Tensor, "layers context"] | None:
         """‖ΔV‖ behind a neighbour for each token of the parts, 0 for the head; None where it was not asked for."""
@@ -169,6 +173,27 @@ class Supply:
                 self.put(found[identity])
         movement = tuple(found[wanted[part.identity]] for part in parts.chunks)
         return replace(parts, movement=movement, measured_tokens=measured)
+
+    def identify_movement(self, identity: ChunkIdentity) -> ChunkIdentity:
+        """The identity of the record of a chunk's movement."""
+        return identify_movement(self.model, identity, self.neighbour_ids)
+
+    def fetch(self, chunk: Chunk, identity: ChunkIdentity, head: ChunkKV | None) -> tuple[ChunkKV, bool, bool]:
+        """One chunk, whether it was stored, and whether it is now, where it should be."""
+        found = self.store.get(identity) if self.store is not None else None
+        if found is not None:
+            return found, True, True
+        found = self._prefill(chunk, identity, head)
+        return found, False, self.put(found)
+
+    def fetch_movement(self, chunk: ChunkKV, identity: ChunkIdentity) -> tuple[ChunkKV, int]:
+        """The record of a chunk's movement, and how many tokens had to be measured for it."""
+        found = self.store.get(identity) if self.store is not None else None
+        if found is not None:
+            return found, 0
+        found = measure_movement(self.model, chunk, self._before_movement())
+        self.put(found)
+        return found, chunk.num_tokens
 
     def put(self, chunk: ChunkKV) -> bool:
         """Whether the chunk is stored now, where it should be; a store that takes nothing never fails a request."""

@@ -5,7 +5,7 @@ import torch
 
 import tiny
 from infoflow_kv.errors import ComputeError
-from infoflow_kv.models import forward_rows, wrap
+from infoflow_kv.models import LocalMemory, forward_rows, wrap
 
 
 @pytest.fixture(params=["llama", "qwen3", "gemma3", "phi3-longrope", "glm4"])
@@ -28,7 +28,7 @@ def forward(model, num_logits, **options):
     ]
     try:
         logits = forward_rows(
-            model, ids, ranks, ranks, model.rotary().tables(ranks), keys, values, num_logits=num_logits, **options
+            model, ids, ranks, model.rotary().tables(ranks), LocalMemory(keys, values), num_logits=num_logits, **options
         )
     finally:
         for handle in handles:

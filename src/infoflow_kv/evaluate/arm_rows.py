@@ -20,7 +20,7 @@ from infoflow_kv.evaluate.options import MAX_NEW_TOKENS, Options
 from infoflow_kv.evaluate.results import FORMAT
 from infoflow_kv.evaluate.rotation import rope_similarity
 from infoflow_kv.evaluate.windows import smallest_window
-from infoflow_kv.models import PlainRun, forward_rows, greedy
+from infoflow_kv.models import LocalMemory, PlainRun, forward_rows, greedy
 from infoflow_kv.positions import shift_of
 from infoflow_kv.records import Prompt
 from infoflow_kv.runs import Run
@@ -139,7 +139,7 @@ class ArmRows:
         ranks = torch.arange(filled, filled + len(gold_ids) - 1, device=keys.device)
         ids = torch.tensor(gold_ids[:-1], device=keys.device)
         tables = (rotary or self.model.rotary()).tables(ranks + shift)
-        logits = forward_rows(self.model, ids, ranks, ranks, tables, keys, values, num_logits=len(gold_ids) - 1)
+        logits = forward_rows(self.model, ids, ranks, tables, LocalMemory(keys, values), num_logits=len(gold_ids) - 1)
         if logits is None:
             raise ComputeError("the forward over the gold answer ended early")
         return torch.cat([first, logits])

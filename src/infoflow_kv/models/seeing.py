@@ -10,6 +10,7 @@ import torch
 from infoflow_kv.errors import InfoFlowError, ModelError, UnsupportedModelError
 from infoflow_kv.models import hooks
 from infoflow_kv.models.fingerprint import refuse_slow_tokenizer, tokenizer_fingerprint
+from infoflow_kv.models.memory import LocalMemory
 from infoflow_kv.models.model import LanguageModel
 from infoflow_kv.models.pictures import read_picture
 from infoflow_kv.models.probe import PROBE_TOKENS, TOLERANCE, attention_modules, decoder_layers, probe, random_ids
@@ -112,6 +113,6 @@ def own_forward(
     tables = model.rotary().tables(inputs.positions.long())
     visual = VisualRows(*(x.to(model.device) for x in (inputs.visual.long(), inputs.embeddings, inputs.layer_rows)))
     token_ids = torch.tensor(ids, device=model.device)
-    logits = forward_rows(model, token_ids, ranks, ranks, tables, keys, values, len(ids), visual=visual)
+    logits = forward_rows(model, token_ids, ranks, tables, LocalMemory(keys, values), len(ids), visual=visual)
     assert logits is not None and len(ids) > PROBE_TOKENS // 2
     return logits

@@ -55,7 +55,7 @@ def attend_by_triton(
 ) -> tuple[Float[Tensor, "heads rows head_dim"], Float[Tensor, "heads rows"]]:
     """Output, and the float32 LSE without sinks, of rows over slots 0..rank (inside the window, where there is one).
 
-    `ranks` ascend strictly, the last one is a slot. Tensors may have any strides. ValueError for a wider head than
+    `ranks` never descend, the last one is a slot. Tensors may have any strides. ValueError for a wider head than
     MAX_HEAD_DIM or a dtype that is not one of DTYPES.
     """
     heads, num_rows, head_dim = query.shape

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 
 from infoflow_kv.errors import ComputeError, OptionError
-from infoflow_kv.models import AttentionInput, StopForward, forward_rows
-from infoflow_kv.ops import attention_mass
+from infoflow_kv.models import AttentionInput, Rows, StopForward, forward_rows, memory_of
 from infoflow_kv.ops.mass import Reduction
 from infoflow_kv.select.base import Scene
 from infoflow_kv.shapes import Float, Tensor
 
+# The weight of each context slot for each K/V head, of those that lie in this process.
 Weigh = Callable[[Scene, int], Float[Tensor, "kv_heads context"]]
 
 
@@ -30,23 +30,26 @@ class AttentionMass:
         self.weigh = weigh
 
     def score(self, scene: Scene) -> Float[Tensor, " context"]:
-        return self.per_layer(scene).sum(dim=0)
+        own = self._own(scene).sum(dim=0, keepdim=True)
+        return memory_of(scene.context).whole(own, scene.context.num_tokens)[0]
 
     def per_layer(self, scene: Scene) -> Float[Tensor, "some context"]:
         """The scores of each layer of the set, in ascending order of layers."""
+        return memory_of(scene.context).whole(self._own(scene), scene.context.num_tokens)
+
+    def _own(self, scene: Scene) -> Float[Tensor, "some own_context"]:
+        """The scores of the context slots that lie in this process."""
         context = scene.context
         scores: list[Tensor] = []
         end = context.num_tokens + scene.prompt_ids.shape[0]
-        ranks = torch.arange(context.num_tokens, end, device=context.keys.device)
+        ranks = torch.arange(context.num_tokens, end, device=scene.model.device)
         last = max(self.layers)
 
-        def add(given: AttentionInput, keys: Tensor, values: Tensor) -> Tensor | None:
+        def add(given: AttentionInput, rows: Rows) -> Tensor | None:
             if given.layer not in self.layers:
                 return None
             weight = self.weigh(scene, given.layer) if self.weigh is not None else None
-            score, out = attention_mass(
-                given.query, keys, values, ranks, context.num_tokens, given.spec, self.reduction, weight
-            )
+            score, out = rows.mass(given, context.num_tokens, self.reduction, weight)
             scores.append(score)
             if given.layer == last:
                 raise StopForward
@@ -54,8 +57,10 @@ class AttentionMass:
 
         # The prompt's K/V that this leaves in its slots are those over unrepaired KV; repair writes them anew.
         rotary = scene.rotary.at(slice(context.num_tokens, end))
-        keys, values = context.keys, context.values
-        forward_rows(scene.model, scene.prompt_ids, ranks, ranks, rotary, keys, values, on_layer=add, attends_last=True)
+        forward_rows(
+            scene.model, scene.prompt_ids, ranks, rotary, memory_of(context),
+            on_layer=add, attends_last=True, spreading="repeat",
+        )  # fmt: skip
         if len(scores) != len(self.layers):
             raise ComputeError(f"attention mass came from {len(scores)} layers, expected {len(self.layers)}")
         return torch.stack(scores)
@@ -63,21 +68,27 @@ class AttentionMass:
 
 def value_norm(scene: Scene, layer: int) -> Float[Tensor, "kv_heads context"]:
     """‖v‖₁ of each token, as VATP weighs attention: a token whose value is small moves little, however attended."""
-    return scene.context.values[layer, :, : scene.context.num_tokens].float().abs().sum(dim=-1)
+    return own_values(scene, layer).abs().sum(dim=-1)
 
 
 def sensitivity(scene: Scene, layer: int) -> Float[Tensor, "kv_heads context"]:
     """How far the token's value moved when its chunk was prefilled behind a neighbour (docs/method.md, section 7)."""
     if scene.sensitivity is None:
         raise ComputeError("the influence selector needs the chunks' context sensitivity, and the scene has none")
-    return scene.sensitivity[layer].float().expand(scene.model.num_kv_heads, -1)
+    own = scene.sensitivity[layer].float()[memory_of(scene.context).own_context(scene.context.num_tokens)]
+    return own.expand(own_values(scene, layer).shape[0], -1)
 
 
 def true_deviation(scene: Scene, layer: int) -> Float[Tensor, "kv_heads context"]:
     """‖V_full − V_reused‖ of each token: what repair would really change. Needs a full prefill: for the lab only."""
     if scene.truth is None:
         raise OptionError("the oracle needs the values of a full prefill; it is for the laboratory (`eval predict`)")
-    count = scene.context.num_tokens
-    moved = scene.truth[layer, :, :count].float() - scene.context.values[layer, :, :count].float()
+    moved = scene.truth[layer, :, : scene.context.num_tokens].float() - own_values(scene, layer)
     distance: Tensor = moved.norm(dim=-1)
     return distance
+
+
+def own_values(scene: Scene, layer: int) -> Float[Tensor, "kv_heads context head_dim"]:
+    """The layer's values of the K/V heads and context slots that lie in this process, float32."""
+    memory = memory_of(scene.context)
+    return memory.own_values(layer)[:, : memory.own_context(scene.context.num_tokens).numel()].float()

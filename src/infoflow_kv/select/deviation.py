@@ -5,12 +5,11 @@ shrinks. With one check layer it is CacheBlend's released code; re-ranked at eve
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 
 from infoflow_kv.errors import OptionError
-from infoflow_kv.models import AttentionInput
+from infoflow_kv.models import Deviate, Measure
 from infoflow_kv.records import Context, Selection
 from infoflow_kv.select.base import EVEN, Allocation, adaptive_reason, best
 from infoflow_kv.select.budget import Budget
@@ -18,7 +17,6 @@ from infoflow_kv.shapes import Bool, Int, Tensor
 
 CHECK_LAYER = 1  # K and V of layer 0 depend on the token alone, so layer 1 is the first that can deviate
 
-Measure = Literal["V", "K"]
 # (share of the tokens, number of layers) → for each layer the share of the reusable rows that goes on after it.
 Rates = Callable[[float, int], tuple[float, ...]]
 
@@ -54,25 +52,21 @@ class Deviation:
     def writes(self, layer: int, ranks: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"] | None:
         return None
 
-    def kept(
-        self, given: AttentionInput, ranks: Int[Tensor, " rows"], keys: Tensor, values: Tensor
-    ) -> Int[Tensor, " kept"] | None:
+    def kept(self, layer: int, ranks: Int[Tensor, " rows"], deviate: Deviate) -> Int[Tensor, " kept"] | None:
         context = self._context
         rows = int((ranks < context.num_tokens).sum())
         self._counts.append(rows)
-        before = 1.0 if given.layer == 0 else self._rates[given.layer - 1]
-        chooses = self._budget.cover is not None and given.layer == CHECK_LAYER  # whatever its ceiling
-        if rows == 0 or (self._rates[given.layer] >= before and not chooses):
+        before = 1.0 if layer == 0 else self._rates[layer - 1]
+        chooses = self._budget.cover is not None and layer == CHECK_LAYER  # whatever its ceiling
+        if rows == 0 or (self._rates[layer] >= before and not chooses):
             return None
         slots = ranks[:rows]
-        new, old = (given.value, values) if self._measure == "V" else (given.key, keys)
-        deviation = (new[:, :rows].float() - old[:, slots].float()).square().sum(dim=(0, 2))
         # Rows that have left can never come back: they rank below every row that is still there.
         scores = torch.full_like(self._scores, -1.0)
-        scores[slots] = deviation
+        scores[slots] = deviate(self._measure)[:rows]
         if self._slots is None:
             self._scores = scores.clamp_min(0)
-        chosen = best(scores, self._count(scores, given.layer), context.exact_tokens, context.spans, self._allocation)
+        chosen = best(scores, self._count(scores, layer), context.exact_tokens, context.spans, self._allocation)
         chosen = chosen[torch.isin(chosen, slots)]
         if self._slots is None:
             self._slots = chosen

@@ -1,4 +1,4 @@
-"""`infoflow-kv bench ttft | attention | ingest | decode | memory | compare`. One file per verb."""
+"""`infoflow-kv bench ttft | attention | ingest | decode | memory | compare | sp`. One file per verb."""
 
 import typer
 
@@ -7,14 +7,16 @@ from infoflow_kv.cli.bench.compare import compare
 from infoflow_kv.cli.bench.decode import decode
 from infoflow_kv.cli.bench.ingest import ingest
 from infoflow_kv.cli.bench.memory import memory
+from infoflow_kv.cli.bench.sp import sp
 from infoflow_kv.cli.bench.ttft import ttft
 from infoflow_kv.cli.options import flowing
 
 bench = typer.Typer(
     no_args_is_help=True,
-    help="Measure this machine: first token, kernel, ingestion, decoding, memory, other engines.",
+    help="Measure this machine: first token, kernel, ingestion, decoding, memory, other engines; "
+    "and what one request over several devices costs.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (ttft, attention, ingest, decode, memory, compare):
+for verb in (ttft, attention, ingest, decode, memory, compare, sp):
     bench.command(help=flowing(verb.__doc__))(verb)

@@ -1,0 +1,185 @@
+"""Sequence parallelism, measured: a request over several processes of this machine, links as slow as wanted.
+
+The links between namespaces are scaled to the processor: bytes per second in the proportion to this machine's FLOP/s in
+which a real link stands to a GPU's. Compute and traffic then weigh about as they would there.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from infoflow_kv.benchmark.children import last_words
+from infoflow_kv.benchmark.links import Links, links, missing
+from infoflow_kv.benchmark.sp_job import SpJob
+from infoflow_kv.benchmark.timing import tidy
+from infoflow_kv.errors import ComputeError, OptionError, unknown_name
+from infoflow_kv.parallel.cost import LINKS
+from infoflow_kv.parallel.cost_tables import paper_machine
+
+PORT = 29_517
+# A product of the shapes of a decoder layer; float32 or bfloat16 as the job's.
+_RATE_PROGRAM = """
+import sys, time, torch
+torch.set_num_threads(int(sys.argv[2]))
+dtype = getattr(torch, sys.argv[1])
+a, b = torch.rand(512, 1024, dtype=dtype), torch.rand(1024, 3072, dtype=dtype)
+with torch.inference_mode():
+    end, done, start = time.monotonic() + 2.5, 0, 0.0
+    while time.monotonic() < end:
+        if not start and time.monotonic() > end - 2.0:
+            start, done = time.monotonic(), 0
+        a @ b
+        done += 1
+print(2 * 512 * 1024 * 3072 * done / (time.monotonic() - start))
+"""
+
+
+def rank_flops(ranks: int, dtype: str, threads: int) -> float:
+    """FLOP/s of one rank in matrix products while all of them compute."""
+    command = [sys.executable, "-c", _RATE_PROGRAM, dtype, str(threads)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(ranks)]
+    return statistics.mean(float(one.communicate()[0]) for one in started)
+
+
+def scaled_bits_per_second(link: str, flops: float, itemsize: int) -> float:
+    """The rate that stands to `flops` as the named link does to a GPU of the paper's, for values of `itemsize` bytes
+    where the GPU has 2. OptionError for an unknown link."""
+    known = {one.name.casefold().replace(" ", "-"): one for one in LINKS}
+    found = known.get(link.casefold())
+    if found is None:
+        raise unknown_name("link", link, known)
+    return 8 * found.bytes_per_second * flops / paper_machine().linear_flops * itemsize / 2
+
+
+def measure_sp(
+    job: SpJob, ranks: int, link: str | None = None, on_step: Callable[[str], None] | None = None
+) -> list[dict[str, Any]]:
+    """One record per arm: TTFT from the request on all ranks to the first token on rank 0, stages, bytes by phase.
+
+    `link`: a link's name, to which the ranks' links are scaled; None: the loopback. OptionError where links cannot be
+    made here, ComputeError where a rank fails.
+    """
+    say = on_step or (lambda _: None)
+    if link is not None and (why := missing()) is not None:
+        raise OptionError(f"links of a chosen speed cannot be made here: {why}; leave --link out")
+    flops = rate = 0.0
+    if link is not None:
+        say("measuring this machine's rate")
+        flops = rank_flops(ranks, job.dtype, job.threads)
+        rate = scaled_bits_per_second(link, flops, 2 if job.dtype != "float32" else 4)
+    with ExitStack() as stack:
+        folder = Path(job.folder)
+        path = folder / f"job{ranks}.json"
+        job.write(path)
+        made = stack.enter_context(links(ranks, f"{int(rate)}bit")) if link is not None else None
+        say(f"{ranks} ranks" + (f", links of {rate / 1e6:.1f} Mbit/s" if link else ""))
+        seen = run_ranks(path, ranks, made, job)
+    return [
+        record(job, ranks, seen, label)
+        | {"link": link, "link_mbit": tidy(rate / 1e6), "rank_gflops": tidy(flops / 1e9)}
+        for label in seen[0]["arms"]
+    ]
+
+
+def run_ranks(path: Path, ranks: int, made: Links | None, job: SpJob) -> list[dict[str, Any]]:
+    """What each rank saw; ComputeError with the first complaint where one failed."""
+    started: list[subprocess.Popen[str]] = []
+    logs = [path.with_suffix(f".{rank}.log") for rank in range(ranks)]
+    try:
+        for rank in range(ranks):
+            command = [sys.executable, "-m", "infoflow_kv.benchmark.sp_rank", str(path)]
+            started.append(
+                subprocess.Popen(
+                    command if made is None else made.command(rank, command),
+                    env={**os.environ, **variables(rank, ranks, made), "OMP_NUM_THREADS": str(job.threads)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=logs[rank].open("w", encoding="utf-8"),
+                    text=True,
+                )
+            )
+        while any(one.poll() is None for one in started):
+            if any(one.poll() not in (None, 0) for one in started):
+                time.sleep(5)  # the others notice, and say why
+                break
+            time.sleep(0.2)
+        failed = [rank for rank, one in enumerate(started) if one.poll() != 0]
+    finally:
+        for one in started:
+            if one.poll() is None:
+                one.kill()
+            one.wait()
+    if failed:
+        said = {rank: last_words(logs[rank].read_text(encoding="utf-8")) for rank in failed}
+        # Of the others it is only known that they lost one.
+        first = next((rank for rank, words in said.items() if "ParallelError" not in words), failed[0])
+        raise ComputeError(f"rank {first} of {ranks} failed: {said[first]}")
+    folder = path.parent
+    return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
+
+
+def variables(rank: int, ranks: int, made: Links | None) -> Mapping[str, str]:
+    """What `Group.join` needs."""
+    if made is not None:
+        return made.environment(rank, PORT)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": PORT}
+    return {key: str(value) for key, value in place.items()} | {
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def record(job: SpJob, ranks: int, seen: Sequence[dict[str, Any]], label: str) -> dict[str, Any]:
+    """The record of one arm."""
+    arm = next(arm for arm in job.arms if arm.label == label)
+    own = [one["arms"][label] for one in seen]
+    first = own[0]["rounds"]
+    seconds = [one["seconds"] for one in first]
+    middle = statistics.median(seconds)
+    counted = [one.get("sent_bytes") for one in own]
+    tokens = {one["first_token"] for rank in own for one in rank["rounds"]}
+    if len(tokens) != 1:
+        raise ComputeError(f"ranks or rounds of {label} gave different first tokens: {sorted(tokens)}")
+    return {
+        "benchmark": "sp",
+        "model": job.model,
+        "dtype": job.dtype,
+        "device": job.device,
+        "threads": job.threads,
+        "ranks": ranks,
+        **seen[0]["prompt"],
+        "arm": label,
+        "layout": first[0]["layout"],
+        "cached": arm.cached,
+        "budget": None if arm.name != "infoflow" else arm.budget,
+        "repeats": job.repeats,
+        "ttft_seconds_median": tidy(middle),
+        "ttft_seconds": seconds,
+        "spread": tidy((max(seconds) - min(seconds)) / middle),
+        "stages": {name: tidy(statistics.median(one["stages"][name] for one in first)) for name in first[0]["stages"]},
+        "first_token": tokens.pop(),
+        "recomputed_tokens": first[0]["recomputed_tokens"],
+        "sent_bytes": None if counted[0] is None else max(sum(one.values()) for one in counted if one is not None),
+        "sent_bytes_by_phase": counted[0],
+        "interface_bytes": max(turn["interface_bytes"] for one in own for turn in one["rounds"]),
+    }
+
+
+def measure_all(
+    job: SpJob, ranks: Sequence[int], link: str | None, on_step: Callable[[str], None] | None = None
+) -> list[dict[str, Any]]:
+    """The records of each number of ranks, one after the other, each in a folder of its own."""
+    found: list[dict[str, Any]] = []
+    for size in ranks:
+        with tempfile.TemporaryDirectory(prefix="sp-", dir=job.folder or None) as folder:
+            found += measure_sp(replace(job, folder=folder), size, link, on_step)
+    return found

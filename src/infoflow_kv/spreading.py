@@ -1,0 +1,312 @@
+"""A request over several ranks: who holds which chunk, and what is sent so that each has its heads of its part.
+
+A chunk is loaded or prefilled by one rank of the sequence shard that it was dealt to, and re-sharded by head there.
+Where every rank of the shard finds it in a store, each takes its own heads from there and nothing is sent.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+
+from infoflow_kv.decoding import Sampler
+from infoflow_kv.errors import ComputeError, OptionError, unknown_name
+from infoflow_kv.models import LanguageModel, RotaryTables
+from infoflow_kv.parallel.cost import DecoderShape, Layout, head_layout, pick_layout, query_layout
+from infoflow_kv.parallel.dealing import deal_chunks, zigzag
+from infoflow_kv.parallel.full import Baseline, FullMemory
+from infoflow_kv.parallel.group import Group
+from infoflow_kv.parallel.memory import SpreadMemory
+from infoflow_kv.parallel.shard import Shard
+from infoflow_kv.positions import cells_of, lay_out, shift_of, visual_rows, visual_slots
+from infoflow_kv.recipes import Recipe
+from infoflow_kv.records import Chunk, ChunkIdentity, ChunkInputs, ChunkKV, Context, Prompt
+from infoflow_kv.shapes import Int, Tensor
+from infoflow_kv.supply import Parts, Supply
+
+LAYOUTS = ("auto", "Q", "H", "HQ")
+
+
+def spread_over(
+    group: Group, layout: str | Layout, model: LanguageModel, supply: Supply, recipe: Recipe, *, refused: Sequence[str]
+) -> "Spread":
+    """Where requests lie that the ranks of `group` answer together; OptionError for a layout that the model or the
+    ranks do not allow, and for `refused`, settings that were given and have no parallel form."""
+    if refused:
+        raise OptionError(f"{' and '.join(refused)} cannot be used where several ranks share a request; leave them out")
+    return Spread(model, supply, group, *find_layout(layout, group.size, model, recipe.budget.share))
+
+
+def find_layout(layout: str | Layout, ranks: int, model: LanguageModel, share: float) -> tuple[Layout, str]:
+    """The layout of this name, and why; OptionError with the known ones if there is none."""
+    if isinstance(layout, Layout):
+        return layout, "as given"
+    shape = shape_of(model)
+    if layout == "auto":
+        return pick_layout(shape, ranks, share)
+    if layout not in LAYOUTS:
+        raise unknown_name("layout", layout, LAYOUTS)
+    found = query_layout(ranks) if layout == "Q" else head_layout(shape, ranks)
+    if ranks > 1 and found.name != layout:
+        raise OptionError(
+            f"layout {layout} does not exist for {ranks} ranks and {model.num_kv_heads} K/V heads; try auto or "
+            f"{found.name}"
+        )
+    return found, "as asked"
+
+
+def shape_of(model: LanguageModel) -> DecoderShape:
+    """The model as far as the bytes of a layout depend on it; its matrices do not matter for these."""
+    width = model.num_heads * model.head_dim
+    return DecoderShape(
+        model.name, model.num_layers, width, model.num_heads, model.num_kv_heads, model.head_dim, 0, 0, model.num_layers
+    )
+
+
+class Spread:
+    """Over the ranks of a group, in a layout. `rule`: why in this one. `baseline`: how full prefill attends."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        supply: Supply,
+        group: Group,
+        layout: Layout,
+        rule: str = "as given",
+        baseline: Baseline = "ring",
+    ) -> None:
+        self._model, self._supply, self._group, self.baseline = model, supply, group, baseline
+        self.layout, self.rule = layout, rule
+        self._shard = Shard(group, layout, model.num_heads, model.num_kv_heads)
+        self._whole = Shard(group, query_layout(group.size), model.num_heads, model.num_kv_heads)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._group.phase(name)
+
+    def begin(self, prompt: Prompt, recipe: Recipe, num_new: int, seed: int, *, in_laboratory: bool) -> None:
+        if in_laboratory:
+            raise OptionError("teacher forcing and the oracle belong to the laboratory, which runs in one process")
+        rules = (recipe.method.name, recipe.budget, recipe.layers, recipe.geometry, recipe.reorder, recipe.allocation)
+        request = (rules, recipe.repair_layers, recipe.repair_tokens, prompt.token_ids, num_new, seed)
+        images = [chunk.images.key for chunk in prompt.chunks if chunk.images is not None]
+        # The same ids may be cut or prefilled otherwise; ranks would then wait for messages of other sizes.
+        chunks = [(i.namespace, i.head_ids, len(i.token_ids)) for i in self._supply.identities(prompt)]
+        with self._group.phase("begin"):
+            self._group.world.agree(repr((request, images, chunks, self._model.identity, self._shard.layout, self.baseline)))
+
+    def parts(self, prompt: Prompt, needs_movement: bool) -> Parts:
+        shard, supply = self._shard, self._supply
+        found_head, prefilled = supply.head()
+        chunks = prompt.chunks
+        identities = supply.identities(prompt)[1 if prompt.head_ids else 0 :]
+        held = self._held(identities)
+        by_shard = [range(g * shard.heads.size, (g + 1) * shard.heads.size) for g in range(shard.sequence.size)]
+        holders = [[g for g, ranks in enumerate(by_shard) if held[list(ranks), i].any()] for i in range(len(chunks))]
+        homes = deal_chunks([c.num_tokens for c in chunks], shard.sequence.size, holders)
+        # A chunk that stands there twice is prefilled once: its copies go where the first is.
+        firsts = [identities.index(identity) for identity in identities]
+        homes = tuple(homes[first] for first in firsts)
+        kept: list[ChunkKV] = []
+        moved: list[ChunkKV] = []
+        counts = torch.zeros(4, dtype=torch.int64)  # prefilled tokens, chunks from the store, measured tokens, unstored
+        from_store = [0] * len(chunks)
+        turn = 0
+        for index, (chunk, identity) in enumerate(zip(chunks, identities, strict=True)):
+            movement = supply.identify_movement(identity) if needs_movement else None
+            if firsts[index] != index:
+                kept.append(kept[firsts[index]])
+                moved += [] if movement is None else [moved[firsts[index]]]
+                counts[1] += from_store[firsts[index]]
+                continue
+            if homes[index] != shard.sequence.index:
+                kept.append(self._nothing_of(identity))
+                moved += [] if movement is None else [_zero_movement(movement)]
+                continue
+            there = held[list(shard.heads.ranks), index]
+            source = int(torch.nonzero(there)[0]) if there.any() else turn % shard.heads.size
+            turn += not there.any()
+            is_source = source == shard.heads.index
+            whole = None
+            if is_source or there.all():
+                whole, was_stored, stored_now = supply.fetch(chunk, identity, found_head)
+                if is_source:
+                    from_store[index] = int(was_stored)
+                    counts += torch.tensor([0 if was_stored else chunk.num_tokens, was_stored, 0, not stored_now])
+            kept.append(self._own_heads(identity, chunk, whole, source, bool(there.all())))
+            if movement is not None:
+                record, measured = supply.fetch_movement(whole, movement) if is_source and whole else (None, 0)
+                counts[2] += measured
+                moved.append(self._share_movement(movement, record, source))
+        # The head is prefilled by every rank that does not find it; ranks with one store race for it.
+        told = self._group.world.all_gather(
+            torch.cat([counts, torch.tensor([prefilled])])[None], [1] * self._group.size
+        )
+        totals, prefilled = told[:, :4].sum(dim=0).tolist(), int(told[:, 4].max())
+        return Parts(
+            head=None if found_head is None else self._sliced(found_head),
+            chunks=tuple(kept),
+            cached_chunks=totals[1],
+            prefilled_tokens=prefilled + totals[0],
+            unstored=totals[3],
+            movement=tuple(moved) if needs_movement else None,
+            measured_tokens=totals[2],
+            homes=homes,
+        )
+
+    def assemble(
+        self, prompt: Prompt, parts: Parts, tables: RotaryTables, num_slots: int, exact_tokens: int, *, last: bool
+    ) -> tuple[Context, Parts]:
+        model, shard = self._model, self._shard
+        spans = lay_out([part.num_tokens for part in parts.all])
+        num_head = 1 if parts.head is not None else 0
+        part_homes = [0] * num_head + list(parts.homes)
+        homes = self._turns(prompt.num_tokens, num_slots, shard.sequence.size)
+        for span, home in zip(spans, part_homes, strict=True):
+            homes[span.start : span.stop] = home
+        num_own = int((homes == shard.sequence.index).sum())
+        shape = (model.num_layers, shard.num_kv_heads, num_own, model.head_dim)
+        keys = torch.empty(shape, dtype=model.dtype, device=model.device)
+        values = torch.empty_like(keys)
+        seen: list[tuple[int, ChunkInputs]] = []
+        at = 0
+        for part, span, home in zip(parts.all, spans, part_homes, strict=True):
+            if home != shard.sequence.index:
+                continue
+            here, there = slice(at, at + span.num_tokens), slice(span.start, span.stop)
+            if part.keys.dtype != model.dtype or part.keys.shape != keys[:, :, here].shape:
+                raise ComputeError(
+                    f"stored KV is {part.keys.dtype} {tuple(part.keys.shape)}, expected {model.dtype} "
+                    f"{tuple(keys[:, :, here].shape)} (layers, kv_heads of this rank, tokens, head_dim)"
+                )
+            if part.inputs is not None:
+                seen.append((span.start, part.inputs))
+            values[:, :, here] = part.values
+            rotary, part_keys = tables.at(there), part.keys.to(keys.device)
+            for layer in range(model.num_layers):
+                keys[layer, :, here] = rotary.rotate_keys(layer, part_keys[layer])
+            at += span.num_tokens
+        movable = torch.zeros(num_slots, dtype=torch.bool)
+        movable[exact_tokens : prompt.context_tokens] = True
+        movable[visual_slots(prompt)] = False  # what the layers read there is known to this shard alone
+        memory = SpreadMemory(shard, keys, values, homes, movable)
+        context = Context(
+            *self._no_slots(), self._ids(prompt), spans, exact_tokens, visual_rows(model, seen), shift_of(prompt.chunks),
+            cells_of(prompt), memory,
+        )  # fmt: skip
+        return context, replace(parts, chunks=()) if last else parts
+
+    def reserve(self, prompt: Prompt, num_slots: int) -> Context:
+        model, shard = self._model, self._whole
+        homes = self._turns(prompt.num_tokens, num_slots, self._group.size)
+        homes[: prompt.num_tokens] = zigzag(prompt.num_tokens, self._group.size)
+        num_own = int((homes == shard.sequence.index).sum())
+        shape = (model.num_layers, model.num_kv_heads, num_own, model.head_dim)
+        keys = torch.empty(shape, dtype=model.dtype, device=model.device)
+        values = torch.empty_like(keys)
+        memory = FullMemory(shard, keys, values, homes, torch.zeros(num_slots, dtype=torch.bool))
+        memory.baseline = self.baseline
+        num_head = len(prompt.head_ids)
+        spans = lay_out(([num_head] if num_head else []) + [c.num_tokens for c in prompt.chunks])
+        starts = [span.start for span in (spans[1:] if num_head else spans)]
+        inputs = self._supply.inputs(prompt)  # every rank runs the tower: rows of an image go to all of them
+        seen = [(start, given) for start, given in zip(starts, inputs, strict=True) if given is not None]
+        return Context(
+            *self._no_slots(), self._ids(prompt), spans, 0, visual_rows(model, seen), shift_of(prompt.chunks),
+            memory=memory,
+        )  # fmt: skip
+
+    def decoding(self, tokens: Iterator[int]) -> Iterator[int]:
+        with self._group.phase("decode"):
+            yield from tokens
+
+    def picks(self, pick: Sampler) -> Sampler:
+        world, device = self._group.world, self._model.device
+
+        def first_rank_picks(logits: Tensor | None) -> int:
+            """Rank 0 runs the last prompt row, so that it has all logits; ranks of other hardware may differ by a
+            rounding, and must not go on with another token."""
+            token = pick(logits) if world.index == 0 else 0
+            return int(world.broadcast(torch.tensor([token], device=device), 0))
+
+        return first_rank_picks
+
+    # ---- steps ----
+
+    def _held(self, identities: Sequence[ChunkIdentity]) -> Tensor:
+        """Which rank finds which chunk in its store, `[ranks, chunks]`; the same on all ranks."""
+        store = self._supply.store
+        own = torch.tensor([[store is not None and store.contains(i) for i in identities]], dtype=torch.bool)
+        gathered: Tensor = self._group.world.all_gather(own.view(torch.uint8), [1] * self._group.size).bool()
+        return gathered
+
+    def _turns(self, num_prompt: int, num_slots: int, shards: int) -> Int[Tensor, " slots"]:
+        """Slots behind the context in turn over the shards; that of the last prompt row goes to shard 0, and rank 0
+        runs it."""
+        return (torch.arange(num_slots) - (num_prompt - 1)) % shards
+
+    def _ids(self, prompt: Prompt) -> Int[Tensor, " context"]:
+        ids = prompt.token_ids[: prompt.context_tokens]
+        return torch.tensor(ids, dtype=torch.int64, device=self._model.device)
+
+    def _no_slots(self) -> tuple[Tensor, Tensor]:
+        """A context's own keys and values: none, as its memory has them. It makes new ones where slots move."""
+        return self._model.empty_slots(0)
+
+    def _nothing_of(self, identity: ChunkIdentity) -> ChunkKV:
+        empty = torch.empty(self._model.num_layers, self._shard.num_kv_heads, 0, self._model.head_dim)
+        return ChunkKV(identity, empty, empty)
+
+    def _sliced(self, whole: ChunkKV) -> ChunkKV:
+        own = self._shard.own_kv_heads
+        if self._shard.heads.size == 1:
+            return whole
+        # Copies: a view would keep the other heads in memory.
+        return replace(whole, keys=whole.keys[:, own].contiguous(), values=whole.values[:, own].contiguous())
+
+    def _own_heads(
+        self, identity: ChunkIdentity, chunk: Chunk, whole: ChunkKV | None, source: int, all_have_it: bool
+    ) -> ChunkKV:
+        """This rank's heads of a chunk, from its own copy or from the member that has it."""
+        team, model = self._shard.heads, self._model
+        if all_have_it or team.size == 1:
+            assert whole is not None
+            return self._sliced(whole)
+        with self._group.phase("move"):
+            num, own = chunk.num_tokens, self._shard.num_kv_heads
+            width = 2 * model.num_layers * num * model.head_dim
+            sends = [0] * team.size
+            flat = torch.empty(0, width, dtype=model.dtype, device=model.device)
+            if whole is not None:
+                sends = [own] * team.size
+                both = torch.stack([whole.keys, whole.values]).to(model.device)
+                flat = both.permute(2, 0, 1, 3, 4).reshape(-1, width)
+            received = team.all_to_all(flat, sends, [own if member == source else 0 for member in range(team.size)])
+            both = received.view(own, 2, model.num_layers, num, model.head_dim).permute(1, 2, 0, 3, 4)
+            inputs = self._share_inputs(identity, chunk, whole, source)
+        return ChunkKV(identity, both[0].contiguous(), both[1].contiguous(), inputs)
+
+    def _share_inputs(
+        self, identity: ChunkIdentity, chunk: Chunk, whole: ChunkKV | None, source: int
+    ) -> ChunkInputs | None:
+        if chunk.images is None:
+            return None
+        team, model = self._shard.heads, self._model
+        visual, hidden, early, _ = identity.inputs_layout
+        rows = torch.empty(1 + early, visual, hidden, dtype=model.dtype, device=model.device)
+        if whole is not None and whole.inputs is not None:
+            rows = torch.cat([whole.inputs.embeddings[None], whole.inputs.layer_rows]).to(model.device)
+        rows = team.broadcast(rows, source)
+        return ChunkInputs(chunk.images.positions, chunk.images.visual, rows[0], rows[1:])
+
+    def _share_movement(self, identity: ChunkIdentity, record: ChunkKV | None, source: int) -> ChunkKV:
+        team = self._shard.heads
+        given = record or _zero_movement(identity)
+        both = team.broadcast(torch.stack([given.keys, given.values]).cpu(), source)
+        return ChunkKV(identity, both[0], both[1])
+
+
+def _zero_movement(identity: ChunkIdentity) -> ChunkKV:
+    """A record for chunks that another shard scores."""
+    zeros = torch.zeros(identity.model.num_layers, 1, len(identity.token_ids), 1, dtype=torch.float16)
+    return ChunkKV(identity, zeros, zeros)

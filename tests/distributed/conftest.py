@@ -1,0 +1,6 @@
+"""Makes `ranks` importable under every pytest import mode."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
