@@ -6,9 +6,10 @@ if TYPE_CHECKING:
     from infoflow_kv.chunking import read_paths, split
     from infoflow_kv.decoding import Sampling, decode, sampler
     from infoflow_kv.engine import Engine
-    from infoflow_kv.errors import InfoFlowError
+    from infoflow_kv.errors import InfoFlowError, ParallelError
     from infoflow_kv.methods import METHODS
     from infoflow_kv.models import load
+    from infoflow_kv.parallel.group import Group
     from infoflow_kv.positions import assemble
     from infoflow_kv.prefilling import prefill
     from infoflow_kv.records import Answer, Document
@@ -25,8 +26,10 @@ __all__ = [
     "DiskStore",
     "Document",
     "Engine",
+    "Group",
     "InfoFlowError",
     "MemoryStore",
+    "ParallelError",
     "Sampling",
     "Scene",
     "assemble",
@@ -48,8 +51,10 @@ _HOMES = {
     "DiskStore": "store",
     "Document": "records",
     "Engine": "engine",
+    "Group": "parallel.group",
     "InfoFlowError": "errors",
     "MemoryStore": "store",
+    "ParallelError": "errors",
     "Sampling": "decoding",
     "Scene": "select",
     "assemble": "positions",

@@ -93,7 +93,8 @@ class Spread:
         # The same ids may be cut or prefilled otherwise; ranks would then wait for messages of other sizes.
         chunks = [(i.namespace, i.head_ids, len(i.token_ids)) for i in self._supply.identities(prompt)]
         with self._group.phase("begin"):
-            self._group.world.agree(repr((request, images, chunks, self._model.identity, self._shard.layout, self.baseline)))
+            told = (request, images, chunks, self._model.identity, self._shard.layout, self.baseline)
+            self._group.world.agree(repr(told))
 
     def parts(self, prompt: Prompt, needs_movement: bool) -> Parts:
         shard, supply = self._shard, self._supply
@@ -107,37 +108,43 @@ class Spread:
         # A chunk that stands there twice is prefilled once: its copies go where the first is.
         firsts = [identities.index(identity) for identity in identities]
         homes = tuple(homes[first] for first in firsts)
-        kept: list[ChunkKV] = []
-        moved: list[ChunkKV] = []
+        kept: dict[int, ChunkKV] = {}
+        moving: list[tuple[int, int]] = []  # chunks that are re-sharded by head, each with the member that has it
+        sources: dict[int, int] = {}
+        whole: dict[int, ChunkKV] = {}
+        records: dict[int, ChunkKV] = {}
         counts = torch.zeros(4, dtype=torch.int64)  # prefilled tokens, chunks from the store, measured tokens, unstored
         from_store = [0] * len(chunks)
         turn = 0
         for index, (chunk, identity) in enumerate(zip(chunks, identities, strict=True)):
-            movement = supply.identify_movement(identity) if needs_movement else None
             if firsts[index] != index:
-                kept.append(kept[firsts[index]])
-                moved += [] if movement is None else [moved[firsts[index]]]
                 counts[1] += from_store[firsts[index]]
                 continue
             if homes[index] != shard.sequence.index:
-                kept.append(self._nothing_of(identity))
-                moved += [] if movement is None else [_zero_movement(movement)]
+                kept[index] = self._nothing_of(identity)
                 continue
             there = held[list(shard.heads.ranks), index]
-            source = int(torch.nonzero(there)[0]) if there.any() else turn % shard.heads.size
+            source = sources[index] = int(torch.nonzero(there)[0]) if there.any() else turn % shard.heads.size
             turn += not there.any()
-            is_source = source == shard.heads.index
-            whole = None
-            if is_source or there.all():
-                whole, was_stored, stored_now = supply.fetch(chunk, identity, found_head)
+            is_source, all_have_it = source == shard.heads.index, bool(there.all()) or shard.heads.size == 1
+            if not all_have_it:
+                moving.append((index, source))
+            if is_source or all_have_it:
+                found, was_stored, stored_now = supply.fetch(chunk, identity, found_head)
                 if is_source:
                     from_store[index] = int(was_stored)
                     counts += torch.tensor([0 if was_stored else chunk.num_tokens, was_stored, 0, not stored_now])
-            kept.append(self._own_heads(identity, chunk, whole, source, bool(there.all())))
-            if movement is not None:
-                record, measured = supply.fetch_movement(whole, movement) if is_source and whole else (None, 0)
-                counts[2] += measured
-                moved.append(self._share_movement(movement, record, source))
+                if is_source and needs_movement:
+                    records[index], measured = supply.fetch_movement(found, supply.identify_movement(identity))
+                    counts[2] += measured
+                if all_have_it:
+                    kept[index] = self._sliced(found)
+                else:
+                    whole[index] = found
+        # Only now, when each rank has prefilled its chunks: all links are busy at once, and nobody waits for a prefill.
+        kept |= self._move(identities, chunks, moving, whole)
+        wanted = dict.fromkeys(firsts) if needs_movement else {}
+        moved = {index: self._movement(index, identities[index], sources, records) for index in wanted}
         # The head is prefilled by every rank that does not find it; ranks with one store race for it.
         told = self._group.world.all_gather(
             torch.cat([counts, torch.tensor([prefilled])])[None], [1] * self._group.size
@@ -145,11 +152,11 @@ class Spread:
         totals, prefilled = told[:, :4].sum(dim=0).tolist(), int(told[:, 4].max())
         return Parts(
             head=None if found_head is None else self._sliced(found_head),
-            chunks=tuple(kept),
+            chunks=tuple(kept[first] for first in firsts),
             cached_chunks=totals[1],
             prefilled_tokens=prefilled + totals[0],
             unstored=totals[3],
-            movement=tuple(moved) if needs_movement else None,
+            movement=tuple(moved[first] for first in firsts) if needs_movement else None,
             measured_tokens=totals[2],
             homes=homes,
         )
@@ -191,8 +198,8 @@ class Spread:
         movable[visual_slots(prompt)] = False  # what the layers read there is known to this shard alone
         memory = SpreadMemory(shard, keys, values, homes, movable)
         context = Context(
-            *self._no_slots(), self._ids(prompt), spans, exact_tokens, visual_rows(model, seen), shift_of(prompt.chunks),
-            cells_of(prompt), memory,
+            *self._no_slots(), self._ids(prompt), spans, exact_tokens, visual_rows(model, seen),
+            shift_of(prompt.chunks), cells_of(prompt), memory,
         )  # fmt: skip
         return context, replace(parts, chunks=()) if last else parts
 
@@ -264,27 +271,45 @@ class Spread:
         # Copies: a view would keep the other heads in memory.
         return replace(whole, keys=whole.keys[:, own].contiguous(), values=whole.values[:, own].contiguous())
 
-    def _own_heads(
-        self, identity: ChunkIdentity, chunk: Chunk, whole: ChunkKV | None, source: int, all_have_it: bool
-    ) -> ChunkKV:
-        """This rank's heads of a chunk, from its own copy or from the member that has it."""
-        team, model = self._shard.heads, self._model
-        if all_have_it or team.size == 1:
-            assert whole is not None
-            return self._sliced(whole)
+    def _move(
+        self,
+        identities: Sequence[ChunkIdentity],
+        chunks: Sequence[Chunk],
+        moving: Sequence[tuple[int, int]],
+        whole: dict[int, ChunkKV],
+    ) -> dict[int, ChunkKV]:
+        """This rank's heads of chunks that one member of its heads team has; `whole`: those that it has itself."""
+        team, model, own = self._shard.heads, self._model, self._shard.num_kv_heads
+        if not moving:
+            return {}
+
+        def width(index: int) -> int:
+            return 2 * model.num_layers * own * chunks[index].num_tokens * model.head_dim
+
         with self._group.phase("move"):
-            num, own = chunk.num_tokens, self._shard.num_kv_heads
-            width = 2 * model.num_layers * num * model.head_dim
-            sends = [0] * team.size
-            flat = torch.empty(0, width, dtype=model.dtype, device=model.device)
-            if whole is not None:
-                sends = [own] * team.size
-                both = torch.stack([whole.keys, whole.values]).to(model.device)
-                flat = both.permute(2, 0, 1, 3, 4).reshape(-1, width)
-            received = team.all_to_all(flat, sends, [own if member == source else 0 for member in range(team.size)])
-            both = received.view(own, 2, model.num_layers, num, model.head_dim).permute(1, 2, 0, 3, 4)
-            inputs = self._share_inputs(identity, chunk, whole, source)
-        return ChunkKV(identity, both[0].contiguous(), both[1].contiguous(), inputs)
+            mine = sum(width(index) for index in whole)
+            flat = torch.empty(team.size * mine, dtype=model.dtype, device=model.device)
+            at = 0
+            for member in range(team.size):
+                heads = slice(member * own, (member + 1) * own)
+                for part in whole.values():
+                    for tensor in (part.keys, part.values):
+                        piece = tensor[:, heads].to(model.device).reshape(-1)
+                        flat[at : at + piece.numel()] = piece
+                        at += piece.numel()
+            received = team.all_to_all(
+                flat,
+                [mine] * team.size,
+                [sum(width(index) for index, source in moving if source == member) for member in range(team.size)],
+            )
+            found, at = {}, 0
+            for index, source in sorted(moving, key=lambda pair: (pair[1], pair[0])):
+                shape = (2, model.num_layers, own, chunks[index].num_tokens, model.head_dim)
+                both = received[at : at + width(index)].view(shape)
+                at += width(index)
+                inputs = self._share_inputs(identities[index], chunks[index], whole.get(index), source)
+                found[index] = ChunkKV(identities[index], both[0], both[1], inputs)
+        return found
 
     def _share_inputs(
         self, identity: ChunkIdentity, chunk: Chunk, whole: ChunkKV | None, source: int
@@ -299,11 +324,16 @@ class Spread:
         rows = team.broadcast(rows, source)
         return ChunkInputs(chunk.images.positions, chunk.images.visual, rows[0], rows[1:])
 
-    def _share_movement(self, identity: ChunkIdentity, record: ChunkKV | None, source: int) -> ChunkKV:
-        team = self._shard.heads
-        given = record or _zero_movement(identity)
-        both = team.broadcast(torch.stack([given.keys, given.values]).cpu(), source)
-        return ChunkKV(identity, both[0], both[1])
+    def _movement(
+        self, index: int, identity: ChunkIdentity, sources: dict[int, int], records: dict[int, ChunkKV]
+    ) -> ChunkKV:
+        """The record of a chunk's movement, from the member that has it; zeros for a chunk of another shard."""
+        own = self._supply.identify_movement(identity)
+        if index not in sources:
+            return _zero_movement(own)
+        given = records.get(index) or _zero_movement(own)
+        both = self._shard.heads.broadcast(torch.stack([given.keys, given.values]).cpu(), sources[index])
+        return ChunkKV(own, both[0], both[1])
 
 
 def _zero_movement(identity: ChunkIdentity) -> ChunkKV:

@@ -1,4 +1,4 @@
-"""`infoflow-kv bench sp --model-only`: the cost model's tables, as tables and as JSON."""
+"""`infoflow-kv bench sp`: the cost model's tables, and ranks that are really measured."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,11 @@ def test_tables_and_a_file_of_records(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "give --model-only"),
+        (("--arms", "rings"), "unknown arm 'rings'; did you mean 'ring'?"),
+        (("--layouts", "Z"), "unknown layout 'Z'"),
+        (("--ranks", "0"), "--ranks 0: at least 1 is needed"),
+        (("--states", "warm"), "--states 'warm': expected cached, cold or both"),
+        (("--device", "tpu"), "--device 'tpu': expected cpu"),
         (("--model-only", "--ranks-of-nothing"), "no such option"),
         (("--model-only", "--out", "/dev/null/x"), "--out '/dev/null/x' cannot be written"),
     ],
@@ -52,3 +56,19 @@ def test_help_has_examples(cli: Cli) -> None:
     assert result.code == 0
     assert "infoflow-kv bench sp --model-only" in result.out
     assert " sp " in cli("bench", "--help").out
+
+
+def test_ranks_are_measured_and_what_they_send_is_counted(cli: Cli) -> None:
+    """Two processes; one layer in the shape of a known model, random weights."""
+    result = cli(
+        "bench", "sp", "--ranks", "2", "--tokens", "160", "--model", "shape:qwen3-0.6b:1", "--repeats", "1",
+        "--arms", "ring,infoflow", "--layouts", "H", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    ring, ours = result.records
+    assert (ring["arm"], ours["arm"]) == ("ring", "infoflow@0.15 H, cached")
+    assert ring["context_tokens"] == ours["context_tokens"] and ours["layout"] == "H"
+    assert 0 < ours["recomputed_tokens"] < ours["context_tokens"] / 5
+    assert ours["sent_bytes"] == sum(ours["sent_bytes_by_phase"].values()) > 0
+    assert "move" not in ours["sent_bytes_by_phase"], "each rank takes its own heads from the store"
+    assert min(ring["ttft_seconds_median"], ours["ttft_seconds_median"]) > 0

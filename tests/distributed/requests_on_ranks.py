@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import tiny
 import torch
 
+import tiny
 from infoflow_kv.decoding import Sampling, decode, sampler
 from infoflow_kv.engine import Engine
 from infoflow_kv.models import LanguageModel, wrap

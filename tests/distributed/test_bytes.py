@@ -94,6 +94,7 @@ def by_formula(
         prompt_rows=len(prompt.suffix_ids),
         selected=selected,
         holds=[holds_before(kind, rank, prompt.chunks) for rank in range(size)],
+        copy_of=[[c.token_ids for c in prompt.chunks].index(chunk.token_ids) for chunk in prompt.chunks],
         scoring=scoring,
         has_records="sensitivity" in recipe.method.needs,
         new_tokens=new,

@@ -24,6 +24,7 @@ from infoflow_kv.cli.output import (
     one_line,
     tolerate_odd_characters,
 )
+from infoflow_kv.cli.ranks import check_verb, voice
 from infoflow_kv.errors import InfoFlowError, InputError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -35,10 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = os.environ.get("INFOFLOW_DEBUG", "") not in ("", "0") or "--debug" in leading_options(args)
     tolerate_odd_characters()
-    with log_to_stderr(debug), warnings.catch_warnings():
+    with voice.rank_zero_alone(), log_to_stderr(debug), warnings.catch_warnings():
         if not debug:
             warnings.simplefilter("ignore")
         try:
+            check_verb(args)
             return run(args)
         except ReaderGone:
             abandon_stdout()
@@ -51,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code, message = outcome(error)
             if message:
                 note(message)
+            if code not in (0, INTERRUPTED):
+                voice.leave(error)
             return code
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infoflow_kv.cli import opening, options
+from infoflow_kv.cli import opening, options, ranks
 from infoflow_kv.cli.output import emit, emit_json, finish, note, seconds, share
 from infoflow_kv.errors import OptionError
 
@@ -67,6 +67,8 @@ def ask(
     tiles: options.Tiles = options.TILES,
     instruction: options.Instruction = options.INSTRUCTION,
     system: options.System = None,
+    layout: options.Layout = options.LAYOUT,
+    timeout: options.Timeout = options.TIMEOUT_SECONDS,
     stream: Stream = False,
     as_json: options.Json = False,
 ) -> int:
@@ -74,6 +76,8 @@ def ask(
 
     Chunks that are stored are reused wherever they stand now; new ones are prefilled and stored on the way. The answer
     goes to standard output; how it was made, and files that were skipped, to standard error.
+
+    Under torchrun several ranks share the request, each with a part of the chunks; rank 0 prints.
 
     Examples:
 
@@ -83,6 +87,7 @@ def ask(
         infoflow-kv ask "Who keeps the lighthouse?" notes/ --budget auto --reorder
         infoflow-kv ask "What does the chart say?" chart.png report.pdf --pdf-pages --model ./my-vision-model
         infoflow-kv ask "Who keeps the lighthouse?" notes/ --method full --json
+        torchrun --nproc-per-node 2 -m infoflow_kv ask "Who keeps the lighthouse?" notes/
     """
     if no_store and store is not None:
         raise OptionError("--store and --no-store exclude each other; give one of them")
@@ -92,46 +97,51 @@ def ask(
         raise OptionError('the question is empty; ask something, as in: infoflow-kv ask "Who …?" notes/')
     wanted = options.read_budget(budget)
     options.check_tiles(tiles)
-    read = opening.read_documents(paths, max_file_bytes, pdf_pages)
-    opening.check_choice(method, wanted, budget_max, geometry)
+    with ranks.shared(device, layout, timeout, paths) as shared:
+        read = opening.read_documents(paths, max_file_bytes, pdf_pages)
+        opening.check_choice(method, wanted, budget_max, geometry)
 
-    from infoflow_kv.decoding import Sampling
+        from infoflow_kv.decoding import Sampling
 
-    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-    chunks = None if no_store else opening.open_store(opening.store_folder(store))
-    engine = opening.make_engine(
-        opening.load_model(model, dtype, device, pdf_pages),
-        chunks,
-        method=method,
-        budget=wanted,
-        budget_max=budget_max,
-        layers=layers,
-        geometry=geometry,
-        reorder=reorder,
-        chunk_floor=chunk_floor,
-        chunk_cap=chunk_cap,
-        chunk_tokens=chunk_tokens,
-        head_policy=head_policy,
-        namespace=namespace,
-        instruction=instruction,
-        system=system,
-        plans=plan,
-        tiles=tiles,
-    )
-    given = opening.chunkable(engine, read)
-    pieces = engine.stream(question, given.documents, max_new_tokens, stop=stop or (), sampling=sampling)
-    answer = show(pieces, as_json) if stream else whole(pieces)
-    skipped = tuple(f"skipped '{label}': {reason}" for label, reason in given.skipped.items())
-    if as_json:
-        emit_json(record(replace(answer, notices=answer.notices + given.notices + skipped), given.images))
-    elif not stream:
-        emit(answer.text)
-    finish()
-    for notice in skipped:
-        note(notice)
-    note(summary(answer))
-    for notice in (*answer.notices, *given.notices):
-        note(notice)
+        sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+        chunks = None if no_store else opening.open_store(opening.store_folder(store))
+        engine = opening.make_engine(
+            opening.load_model(model, dtype, shared.device, pdf_pages),
+            chunks,
+            method=method,
+            budget=wanted,
+            budget_max=budget_max,
+            layers=layers,
+            geometry=geometry,
+            reorder=reorder,
+            chunk_floor=chunk_floor,
+            chunk_cap=chunk_cap,
+            chunk_tokens=chunk_tokens,
+            head_policy=head_policy,
+            namespace=namespace,
+            instruction=instruction,
+            system=system,
+            plans=plan and shared.group is None,  # what was measured is the speed of one process
+            tiles=tiles,
+            **shared.settings,
+        )
+        given = opening.chunkable(engine, read)
+        shared.ready()
+        pieces = engine.stream(question, given.documents, max_new_tokens, stop=stop or (), sampling=sampling)
+        answer = show(pieces, as_json) if stream else whole(pieces)
+        skipped = tuple(f"skipped '{label}': {reason}" for label, reason in given.skipped.items())
+        parallel = ranks.described(engine, answer.method)
+        if as_json:
+            full = replace(answer, notices=answer.notices + given.notices + skipped)
+            emit_json(record(full, given.images) | ({"parallel": parallel} if parallel else {}))
+        elif not stream:
+            emit(answer.text)
+        finish()
+        for notice in skipped:
+            note(notice)
+        note(summary(answer) + ranks.told(parallel))
+        for notice in (*answer.notices, *given.notices):
+            note(notice)
     return 0
 
 

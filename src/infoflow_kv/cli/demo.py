@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infoflow_kv.cli import ingest, opening, options
+from infoflow_kv.cli import ingest, opening, options, ranks
 from infoflow_kv.cli.output import emit, emit_json, emit_table, finite, note, seconds, share, size, status
 from infoflow_kv.errors import OptionError
 
@@ -94,31 +94,40 @@ def demo(
     if not 1 <= questions <= len(DEMO_QUESTIONS):
         raise OptionError(f"questions is {questions}; expected 1 to {len(DEMO_QUESTIONS)}")
     opening.check_choice("infoflow", budget)
-    folder = str(opening.store_folder(None).with_name("demo"))
-    store = opening.open_store(folder)
-    engine = opening.make_engine(opening.load_model(model, dtype, device), store, budget=budget)
-    documents = fitting(engine)
-    given = opening.Chunkable(documents, sum(len(engine.split(d)) for d in documents), {})
-    report = ingest.add(engine, given, folder, "storing the sample documents")
-    note(f"sample documents: {ingest.summary(report, folder)}")
-    with status("warming up") as say:
-        warm_up(engine, documents)
-        asked = []
-        for number, question in enumerate(DEMO_QUESTIONS[:questions], start=1):
-            say(f"asking question {number} of {questions} by each of {', '.join(METHODS)}")
-            asked.append(ask(engine, question, documents))
-        say("comparing the logits at budget 1 with full prefill's")
-        proof = prove(engine, asked[0].question.text, documents)
-    facts = surroundings(engine) | {
-        "store": folder,
-        "store_bytes": stored_bytes(folder),
-        "ingest": {k: v for k, v in asdict(report).items() if k != "skipped"},
-    }
-    if as_json:
-        measured = asdict(proof) | {"max_logit_error": finite(proof.max_logit_error)}
-        emit_json({**facts, "questions": [a.record() for a in asked], "proof": measured})
-    else:
-        tell(asked, proof, facts)
+    with ranks.shared(device) as shared:
+        folder = str(opening.store_folder(None).with_name("demo"))
+        store = opening.open_store(folder)
+        loaded = opening.load_model(model, dtype, shared.device)
+        engine = opening.make_engine(loaded, store, budget=budget, **shared.settings)
+        documents = fitting(engine)
+        given = opening.Chunkable(documents, sum(len(engine.split(d)) for d in documents), {})
+        report = None
+        if shared.is_first:
+            report = ingest.add(engine, given, folder, "storing the sample documents")
+            note(f"sample documents: {ingest.summary(report, folder)}")
+        shared.ready()
+        with status("warming up") as say:
+            warm_up(engine, documents, shared.settings)
+            asked = []
+            for number, question in enumerate(DEMO_QUESTIONS[:questions], start=1):
+                say(f"asking question {number} of {questions} by each of {', '.join(METHODS)}")
+                asked.append(ask(engine, question, documents))
+            say("comparing the logits at budget 1 with full prefill's")
+            proof = prove(engine, asked[0].question.text, documents)
+        if report is None or proof is None:
+            return 0  # rank 0 has the logits, and tells all
+        parallel = ranks.described(engine, "infoflow")
+        facts = surroundings(engine) | {
+            "store": folder,
+            "store_bytes": stored_bytes(folder),
+            "ingest": {k: v for k, v in asdict(report).items() if k != "skipped"},
+            **({"parallel": parallel} if parallel else {}),
+        }
+        if as_json:
+            measured = asdict(proof) | {"max_logit_error": finite(proof.max_logit_error)}
+            emit_json({**facts, "questions": [a.record() for a in asked], "proof": measured})
+        else:
+            tell(asked, proof, facts)
     return 0 if proof.holds else 1
 
 
@@ -141,9 +150,9 @@ def fitting(engine: "Engine") -> tuple["Document", ...]:
     )
 
 
-def warm_up(engine: "Engine", documents: Sequence["Document"]) -> None:
+def warm_up(engine: "Engine", documents: Sequence["Document"], settings: dict[str, Any]) -> None:
     """Nothing; threads and kernels have been used once, so that the first question is not slower for it."""
-    cold = opening.make_engine(engine.model, None)
+    cold = opening.make_engine(engine.model, None, **settings)
     for method in METHODS:
         cold.answer("Ready?", [documents[-1].text[:300]] * 2, max_new_tokens=2, method=method)
 
@@ -154,13 +163,17 @@ def ask(engine: "Engine", question: "SampleQuestion", documents: Sequence["Docum
     return Asked(question, tuple(answers))
 
 
-def prove(engine: "Engine", question: str, documents: Sequence["Document"]) -> Proof:
-    """How far `infoflow` at budget 1, from stored chunks, is from full prefill of the same tokens."""
+def prove(engine: "Engine", question: str, documents: Sequence["Document"]) -> Proof | None:
+    """How far `infoflow` at budget 1, from stored chunks, is from full prefill of the same tokens; None where another
+    rank has the logits."""
     from infoflow_kv.invariants import TOLERANCE
 
     prompt = engine.prompt(question, documents)
-    full = engine.run(prompt, method="full").logits[-1]
-    ours = engine.run(prompt, method="infoflow", budget=1.0).logits[-1]
+    full = engine.run(prompt, method="full").logits
+    ours = engine.run(prompt, method="infoflow", budget=1.0).logits
+    if not full.numel() or not ours.numel():
+        return None
+    full, ours = full[-1], ours[-1]
     error = float((full - ours).abs().max())
     tolerance = TOLERANCE[engine.model.dtype] * float(full.max() - full.min())
     return Proof(error, tolerance, error <= tolerance)
@@ -205,7 +218,8 @@ def tell(asked: Sequence[Asked], proof: Proof, facts: dict[str, Any]) -> None:
         f"""
 Proof     at budget 1 {verdict}: max |Δ logit| {proof.max_logit_error:.1e}, at most {proof.tolerance:.1e} allowed
 Measured  here and now: {facts["model"]} in {facts["dtype"]}, {where}, {usage.context_tokens:,} tokens of context,
-          budget {facts["budget"]:g}; a small model answers roughly, and other models and machines have other times
+          budget {facts["budget"]:g}{ranks.told(facts.get("parallel", {}))};
+          a small model answers roughly, and other models and machines have other times
 Stored    {size(facts["store_bytes"])} in {facts["store"]}
 Next      infoflow-kv ask "…" YOUR-FOLDER     over your own documents
           infoflow-kv check                   every claim, measured on this model"""

@@ -23,8 +23,11 @@ GEOMETRY = "GLOBAL"
 HEAD_POLICY = "head"
 MAX_NEW_TOKENS = 64
 STORE_DEFAULT = "kv in the cache folder"
+LAYOUT = "auto"
+TIMEOUT_SECONDS = 60.0
 
 _DOCUMENTS, _MODEL, _STORE, _METHOD, _ANSWER = "Documents", "Model", "Store", "Method", "Answer"
+_RANKS = "Several ranks (under torchrun)"
 
 Paths = Annotated[
     list[str],
@@ -182,6 +185,19 @@ HeadPolicy = Annotated[
         "same for ingest and ask.",
         rich_help_panel=_DOCUMENTS,
     ),
+]
+Layout = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Where K and V are while tokens are recomputed: Q (each rank keeps its chunks, queries visit them), H "
+        "(each rank has its heads of all), HQ (both), or auto, the one that sends least.",
+        rich_help_panel=_RANKS,
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="How long ranks wait for each other in one exchange.", rich_help_panel=_RANKS),
 ]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON, and nothing else, on standard output.")]
 

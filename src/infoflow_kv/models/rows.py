@@ -100,6 +100,9 @@ def forward_rows(
     def attend(given: AttentionInput) -> Tensor | Narrowed:
         nonlocal current
         kept, out = (None, None) if is_written else write(given)
+        if current.here is not None and not (is_written or attends_last) and given.layer + 1 == model.num_layers:
+            # All rows here have logits, so that the last layer runs once; on the other ranks only such rows attend.
+            kept, current = None, current.last(num_logits)
         if out is None:
             out = current.attend(given)
         if kept is None or kept.numel() == current.ranks.numel():

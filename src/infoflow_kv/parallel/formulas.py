@@ -11,8 +11,8 @@ these.
 
 begin: each rank gives the SHA-256 of the request to all others. 32 (P − 1)
 
-load: each rank tells all others which of the chunks its store holds, one byte each, and at the end four counters of
-8 bytes. (P − 1)(chunks + 32). A method that needs chunks' movement has the source of each chunk give its record to the
+load: each rank tells all others which of the chunks its store holds, one byte each, and at the end five counters of
+8 bytes. (P − 1)(chunks + 40). A method that needs chunks' movement has the source of each chunk give its record to the
 rest of the heads team: two bytes a token and layer, an odd number of layers rounded up. (u − 1) × tokens × 4 ⌈layers/2⌉
 
 move: inside a heads team each chunk has a source: the first member whose store holds it, or else members in turn. If
@@ -60,7 +60,7 @@ from infoflow_kv.parallel.full import Baseline
 PHASES = ("begin", "load", "move", "score", "repair", "decode")
 
 DIGEST_BYTES = 32
-COUNTER_BYTES = 4 * 8
+COUNTER_BYTES = 5 * 8
 TOKEN_BYTES = 8
 SCORE_BYTES = 4
 
@@ -203,19 +203,25 @@ def reuse_traffic(
     prompt_rows: int,
     selected: Sequence[int],
     holds: Sequence[Sequence[bool]] = (),
+    copy_of: Sequence[int] = (),
     scoring: Scoring | None = None,
     has_records: bool = False,
     new_tokens: int = 1,
 ) -> Traffic:
     """The traffic of a request that reuses chunks. `selected`: the slots that are recomputed. `holds[rank][chunk]`:
-    whether the rank's store held the chunk before; none did if it is empty. `has_records`: the method needs movement.
+    whether the rank's store held the chunk before; none did if it is empty. `copy_of[chunk]`: the first chunk that is
+    the same, by default itself; its copies go where it is. `has_records`: the method needs movement.
     """
     heads, shards = layout.head_shards, layout.sequence_shards
     held = [[any_of[chunk] for any_of in holds] or [False] * layout.ranks for chunk in range(len(chunk_tokens))]
     holders = [[g for g in range(shards) if any(ranks[g * heads : (g + 1) * heads])] for ranks in held]
-    homes = deal_chunks(chunk_tokens, shards, holders)
+    firsts = copy_of or range(len(chunk_tokens))
+    dealt = deal_chunks(chunk_tokens, shards, holders)
+    homes = [dealt[first] for first in firsts]
     moved, recorded, turns = [0] * layout.ranks, [0] * layout.ranks, [0] * shards
-    for tokens, home, ranks in zip(chunk_tokens, homes, held, strict=True):
+    for chunk, (tokens, home, ranks) in enumerate(zip(chunk_tokens, homes, held, strict=True)):
+        if firsts[chunk] != chunk:
+            continue
         team = ranks[home * heads : (home + 1) * heads]
         source = team.index(True) if any(team) else turns[home] % heads
         turns[home] += not any(team)
