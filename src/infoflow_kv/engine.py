@@ -76,7 +76,8 @@ class Engine:
     ranks that answer each request together, all of which make the same calls; `layout`: `Q`, `H`, `HQ`, or `auto` for
     the one that sends least (docs/parallel.md).
 
-    Raises OptionError for anything outside its range. Safe to share between threads.
+    Raises OptionError for anything outside its range. Safe to share between threads; with a `group` one request at a
+    time is answered, and another one is an OptionError.
 
     >>> engine = Engine(model, store=MemoryStore())  # doctest: +SKIP
     >>> engine.answer("Who keeps the lighthouse?", ["Ada keeps the lighthouse."]).text  # doctest: +SKIP
@@ -235,22 +236,23 @@ class Engine:
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise OptionError(f"max_new_tokens {max_new_tokens!r} is not a whole number of at least 1")
         assembler = TextAssembler(self.model.text, self.model.stop_ids, stop)
-        prompt = self.prompt(question, documents)
-        run = self.run(prompt, method=method, budget=budget, num_new=max_new_tokens, seed=sampling.seed)
-        first = 0.0
-        pick, logits = self.place.picks(sampler(sampling)), run.logits[-1] if run.logits.numel() else None
-        tokens = self.place.decoding(
-            decode(self.model, run.context, run.rotary, prompt.num_tokens, logits, pick, max_new_tokens)
-        )
-        for token in tokens:
-            first = first or time.perf_counter()
-            if piece := assembler.push(token):
-                yield Piece(piece)
-            if assembler.reason is not None:
-                break
-        rest = "" if assembler.reason is not None else assembler.finish()
-        done = time.perf_counter()
-        timings = replace(run.timings, ttft_seconds=first - start, decode_seconds=done - first)
+        with self.place.request((tuple(stop), sampling)):
+            prompt = self.prompt(question, documents)
+            run = self.run(prompt, method=method, budget=budget, num_new=max_new_tokens, seed=sampling.seed)
+            first = 0.0
+            pick, logits = self.place.picks(sampler(sampling)), run.logits[-1] if run.logits.numel() else None
+            tokens = self.place.decoding(
+                decode(self.model, run.context, run.rotary, prompt.num_tokens, logits, pick, max_new_tokens)
+            )
+            for token in tokens:
+                first = first or time.perf_counter()
+                if piece := assembler.push(token):
+                    yield Piece(piece)
+                if assembler.reason is not None:
+                    break
+            rest = "" if assembler.reason is not None else assembler.finish()
+            done = time.perf_counter()
+            timings = replace(run.timings, ttft_seconds=first - start, decode_seconds=done - first)
         self.keep(run)
         yield Piece(rest, answer_of(run, self.model.name, assembler, timings))
 
@@ -326,6 +328,7 @@ class Engine:
         if reuse:
             with place.phase("score"):
                 choice = choose(request, context, tables)
+                place.same(choice.selection)
         else:
             reason = plan.reason if plan is not None else ""
             choice = Choice(Selection(torch.arange(context.num_tokens, device=self.model.device), reason=reason))

@@ -9,7 +9,7 @@ from infoflow_kv.decoding import Sampler
 from infoflow_kv.models import LanguageModel, RotaryTables
 from infoflow_kv.positions import assemble_one_by_one, cells_of, reserve
 from infoflow_kv.recipes import Recipe
-from infoflow_kv.records import Context, Prompt
+from infoflow_kv.records import Context, Prompt, Selection
 from infoflow_kv.supply import Parts, Supply
 
 
@@ -38,6 +38,15 @@ class Place(Protocol):
 
     def reserve(self, prompt: Prompt, num_slots: int) -> Context:
         """An unfilled context for an ordinary prefill of the prompt."""
+        ...
+
+    def request(self, told: object) -> AbstractContextManager[None]:
+        """Lasts from a request's beginning to its last token; `told`: what else all ranks must have been given alike.
+        Left with an error in the middle, it ends the other ranks too."""
+        ...
+
+    def same(self, selection: Selection) -> None:
+        """Nothing; ParallelError where the ranks chose differently, as they might on unlike hardware."""
         ...
 
     def decoding(self, tokens: Iterator[int]) -> Iterator[int]:
@@ -76,6 +85,12 @@ class Here:
 
     def reserve(self, prompt: Prompt, num_slots: int) -> Context:
         return reserve(self._model, prompt, num_slots, self._supply.inputs(prompt))
+
+    def request(self, told: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def same(self, selection: Selection) -> None:
+        return None
 
     def decoding(self, tokens: Iterator[int]) -> Iterator[int]:
         return tokens

@@ -4,24 +4,25 @@ A chunk is loaded or prefilled by one rank of the sequence shard that it was dea
 Where every rank of the shard finds it in a store, each takes its own heads from there and nothing is sent.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import torch
 
 from infoflow_kv.decoding import Sampler
-from infoflow_kv.errors import ComputeError, OptionError, unknown_name
+from infoflow_kv.errors import ComputeError, OptionError, ParallelError, unknown_name
 from infoflow_kv.models import LanguageModel, RotaryTables
 from infoflow_kv.parallel.cost import DecoderShape, Layout, head_layout, pick_layout, query_layout
-from infoflow_kv.parallel.dealing import deal_chunks, zigzag
+from infoflow_kv.parallel.dealing import deal_chunks, deal_sources, zigzag
 from infoflow_kv.parallel.full import Baseline, FullMemory
 from infoflow_kv.parallel.group import Group
 from infoflow_kv.parallel.memory import SpreadMemory
 from infoflow_kv.parallel.shard import Shard
 from infoflow_kv.positions import cells_of, lay_out, shift_of, visual_rows, visual_slots
 from infoflow_kv.recipes import Recipe
-from infoflow_kv.records import Chunk, ChunkIdentity, ChunkInputs, ChunkKV, Context, Prompt
+from infoflow_kv.records import Chunk, ChunkIdentity, ChunkInputs, ChunkKV, Context, Prompt, Selection
 from infoflow_kv.shapes import Int, Tensor
 from infoflow_kv.supply import Parts, Supply
 
@@ -78,6 +79,9 @@ class Spread:
     ) -> None:
         self._model, self._supply, self._group, self.baseline = model, supply, group, baseline
         self.layout, self.rule = layout, rule
+        self._busy = threading.Lock()
+        self._told: object = None  # what else the ranks must have been given alike
+        self._has_begun = False
         self._shard = Shard(group, layout, model.num_heads, model.num_kv_heads)
         self._whole = Shard(group, query_layout(group.size), model.num_heads, model.num_kv_heads)
 
@@ -93,7 +97,9 @@ class Spread:
         # The same ids may be cut or prefilled otherwise; ranks would then wait for messages of other sizes.
         chunks = [(i.namespace, i.head_ids, len(i.token_ids)) for i in self._supply.identities(prompt)]
         with self._group.phase("begin"):
-            told = (request, images, chunks, self._model.identity, self._shard.layout, self.baseline)
+            ends = sorted(self._model.stop_ids), self._told
+            told = (request, images, chunks, self._model.identity, self._shard.layout, self.baseline, ends)
+            self._has_begun = True
             self._group.world.agree(repr(told))
 
     def parts(self, prompt: Prompt, needs_movement: bool) -> Parts:
@@ -110,12 +116,15 @@ class Spread:
         homes = tuple(homes[first] for first in firsts)
         kept: dict[int, ChunkKV] = {}
         moving: list[tuple[int, int]] = []  # chunks that are re-sharded by head, each with the member that has it
-        sources: dict[int, int] = {}
         whole: dict[int, ChunkKV] = {}
         records: dict[int, ChunkKV] = {}
         counts = torch.zeros(4, dtype=torch.int64)  # prefilled tokens, chunks from the store, measured tokens, unstored
         from_store = [0] * len(chunks)
-        turn = 0
+        team = list(shard.heads.ranks)
+        mine = [i for i in range(len(chunks)) if firsts[i] == i and homes[i] == shard.sequence.index]
+        sources = dict(
+            zip(mine, deal_sources([c.num_tokens for c in chunks], held[team].T.tolist(), mine), strict=True)
+        )
         for index, (chunk, identity) in enumerate(zip(chunks, identities, strict=True)):
             if firsts[index] != index:
                 counts[1] += from_store[firsts[index]]
@@ -123,10 +132,8 @@ class Spread:
             if homes[index] != shard.sequence.index:
                 kept[index] = self._nothing_of(identity)
                 continue
-            there = held[list(shard.heads.ranks), index]
-            source = sources[index] = int(torch.nonzero(there)[0]) if there.any() else turn % shard.heads.size
-            turn += not there.any()
-            is_source, all_have_it = source == shard.heads.index, bool(there.all()) or shard.heads.size == 1
+            source = sources[index]
+            is_source, all_have_it = source == shard.heads.index, bool(held[team, index].all()) or len(team) == 1
             if not all_have_it:
                 moving.append((index, source))
             if is_source or all_have_it:
@@ -141,15 +148,15 @@ class Spread:
                     kept[index] = self._sliced(found)
                 else:
                     whole[index] = found
-        # Only now, when each rank has prefilled its chunks: all links are busy at once, and nobody waits for a prefill.
-        kept |= self._move(identities, chunks, moving, whole)
-        wanted = dict.fromkeys(firsts) if needs_movement else {}
-        moved = {index: self._movement(index, identities[index], sources, records) for index in wanted}
         # The head is prefilled by every rank that does not find it; ranks with one store race for it.
         told = self._group.world.all_gather(
             torch.cat([counts, torch.tensor([prefilled])])[None], [1] * self._group.size
         )
         totals, prefilled = told[:, :4].sum(dim=0).tolist(), int(told[:, 4].max())
+        # Only now, when all have prefilled their chunks: all links are busy at once.
+        kept |= self._move(identities, chunks, moving, whole)
+        wanted = dict.fromkeys(firsts) if needs_movement else {}
+        moved = {index: self._movement(index, identities[index], sources, records) for index in wanted}
         return Parts(
             head=None if found_head is None else self._sliced(found_head),
             chunks=tuple(kept[first] for first in firsts),
@@ -224,8 +231,34 @@ class Spread:
         )  # fmt: skip
 
     def decoding(self, tokens: Iterator[int]) -> Iterator[int]:
-        with self._group.phase("decode"):
-            yield from tokens
+        while True:
+            with self._group.phase("decode"):  # not held while whoever reads the tokens does something else
+                token = next(tokens, None)
+            if token is None:
+                return
+            yield token
+
+    @contextmanager
+    def request(self, told: object) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise OptionError("the ranks answer one request at a time; wait for the stream or answer before")
+        self._told, self._has_begun = told, False
+        try:
+            yield
+        except ParallelError:
+            raise
+        except BaseException:
+            if (
+                self._has_begun
+            ):  # the others are in the middle of it, and would take the next request's messages for its
+                self._group.abandon()
+            raise
+        finally:
+            self._told = None
+            self._busy.release()
+
+    def same(self, selection: Selection) -> None:
+        self._group.world.agree(selection.slots.cpu().numpy().tobytes())
 
     def picks(self, pick: Sampler) -> Sampler:
         world, device = self._group.world, self._model.device
@@ -297,6 +330,8 @@ class Spread:
                         piece = tensor[:, heads].to(model.device).reshape(-1)
                         flat[at : at + piece.numel()] = piece
                         at += piece.numel()
+            seen = {index: part.inputs for index, part in whole.items()}
+            whole.clear()  # copied: it need not lie here twice
             received = team.all_to_all(
                 flat,
                 [mine] * team.size,
@@ -307,20 +342,20 @@ class Spread:
                 shape = (2, model.num_layers, own, chunks[index].num_tokens, model.head_dim)
                 both = received[at : at + width(index)].view(shape)
                 at += width(index)
-                inputs = self._share_inputs(identities[index], chunks[index], whole.get(index), source)
+                inputs = self._share_inputs(identities[index], chunks[index], seen.get(index), source)
                 found[index] = ChunkKV(identities[index], both[0], both[1], inputs)
         return found
 
     def _share_inputs(
-        self, identity: ChunkIdentity, chunk: Chunk, whole: ChunkKV | None, source: int
+        self, identity: ChunkIdentity, chunk: Chunk, own: ChunkInputs | None, source: int
     ) -> ChunkInputs | None:
         if chunk.images is None:
             return None
         team, model = self._shard.heads, self._model
         visual, hidden, early, _ = identity.inputs_layout
         rows = torch.empty(1 + early, visual, hidden, dtype=model.dtype, device=model.device)
-        if whole is not None and whole.inputs is not None:
-            rows = torch.cat([whole.inputs.embeddings[None], whole.inputs.layer_rows]).to(model.device)
+        if own is not None:
+            rows = torch.cat([own.embeddings[None], own.layer_rows]).to(model.device)
         rows = team.broadcast(rows, source)
         return ChunkInputs(chunk.images.positions, chunk.images.visual, rows[0], rows[1:])
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from infoflow_kv.errors import OptionError
 
 MOST_RANKS = 250
+# What a link may send at once after it was idle. Small, or short messages between computing would cost nothing.
+BURST = "32kb"
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _connect(switch: str, name: str, interface: str, address: str, rate: str | N
     _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", interface)
     _run("ip", "-n", name, "link", "set", interface, "up")
     if rate is not None:
-        limit = ("tbf", "rate", rate, "burst", "256kb", "latency", "200ms")
+        limit = ("tbf", "rate", rate, "burst", BURST, "latency", "200ms")
         _run("tc", "-n", name, "qdisc", "add", "dev", interface, "root", *limit)
 
 

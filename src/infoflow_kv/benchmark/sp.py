@@ -6,6 +6,7 @@ which a real link stands to a GPU's. Compute and traffic then weigh about as the
 
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,6 @@ from infoflow_kv.errors import ComputeError, OptionError, unknown_name
 from infoflow_kv.parallel.cost import LINKS
 from infoflow_kv.parallel.cost_tables import paper_machine
 
-PORT = 29_517
 # A product of the shapes of a decoder layer; float32 or bfloat16 as the job's.
 _RATE_PROGRAM = """
 import sys, time, torch
@@ -78,11 +78,12 @@ def measure_sp(
         rate = scaled_bits_per_second(link, flops, 2 if job.dtype != "float32" else 4)
     with ExitStack() as stack:
         folder = Path(job.folder)
+        port = free_port()
         path = folder / f"job{ranks}.json"
         job.write(path)
         made = stack.enter_context(links(ranks, f"{int(rate)}bit")) if link is not None else None
         say(f"{ranks} ranks" + (f", links of {rate / 1e6:.1f} Mbit/s" if link else ""))
-        seen = run_ranks(path, ranks, made, job)
+        seen = run_ranks(path, ranks, made, job, port)
     return [
         record(job, ranks, seen, label)
         | {"link": link, "link_mbit": tidy(rate / 1e6), "rank_gflops": tidy(flops / 1e9)}
@@ -90,7 +91,7 @@ def measure_sp(
     ]
 
 
-def run_ranks(path: Path, ranks: int, made: Links | None, job: SpJob) -> list[dict[str, Any]]:
+def run_ranks(path: Path, ranks: int, made: Links | None, job: SpJob, port: int) -> list[dict[str, Any]]:
     """What each rank saw; ComputeError with the first complaint where one failed."""
     started: list[subprocess.Popen[str]] = []
     logs = [path.with_suffix(f".{rank}.log") for rank in range(ranks)]
@@ -100,7 +101,7 @@ def run_ranks(path: Path, ranks: int, made: Links | None, job: SpJob) -> list[di
             started.append(
                 subprocess.Popen(
                     command if made is None else made.command(rank, command),
-                    env={**os.environ, **variables(rank, ranks, made), "OMP_NUM_THREADS": str(job.threads)},
+                    env={**os.environ, **variables(rank, ranks, made, port), "OMP_NUM_THREADS": str(job.threads)},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=logs[rank].open("w", encoding="utf-8"),
@@ -112,7 +113,7 @@ def run_ranks(path: Path, ranks: int, made: Links | None, job: SpJob) -> list[di
                 time.sleep(5)  # the others notice, and say why
                 break
             time.sleep(0.2)
-        failed = [rank for rank, one in enumerate(started) if one.poll() != 0]
+        failed = [rank for rank, one in enumerate(started) if one.poll() not in (None, 0)]
     finally:
         for one in started:
             if one.poll() is None:
@@ -127,15 +128,22 @@ def run_ranks(path: Path, ranks: int, made: Links | None, job: SpJob) -> list[di
     return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
 
 
-def variables(rank: int, ranks: int, made: Links | None) -> Mapping[str, str]:
+def variables(rank: int, ranks: int, made: Links | None, port: int) -> Mapping[str, str]:
     """What `Group.join` needs."""
     if made is not None:
-        return made.environment(rank, PORT)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": PORT}
+        return made.environment(rank, port)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
     return {key: str(value) for key, value in place.items()} | {
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def record(job: SpJob, ranks: int, seen: Sequence[dict[str, Any]], label: str) -> dict[str, Any]:
@@ -145,7 +153,7 @@ def record(job: SpJob, ranks: int, seen: Sequence[dict[str, Any]], label: str) -
     first = own[0]["rounds"]
     seconds = [one["seconds"] for one in first]
     middle = statistics.median(seconds)
-    counted = [one.get("sent_bytes") for one in own]
+    counted = max((one.get("sent_bytes") or {} for one in own), key=lambda sent: sum(sent.values()))
     tokens = {one["first_token"] for rank in own for one in rank["rounds"]}
     if len(tokens) != 1:
         raise ComputeError(f"ranks or rounds of {label} gave different first tokens: {sorted(tokens)}")
@@ -168,8 +176,9 @@ def record(job: SpJob, ranks: int, seen: Sequence[dict[str, Any]], label: str) -
         "stages": {name: tidy(statistics.median(one["stages"][name] for one in first)) for name in first[0]["stages"]},
         "first_token": tokens.pop(),
         "recomputed_tokens": first[0]["recomputed_tokens"],
-        "sent_bytes": None if counted[0] is None else max(sum(one.values()) for one in counted if one is not None),
-        "sent_bytes_by_phase": counted[0],
+        # Of the rank that sends most.
+        "sent_bytes": sum(counted.values()) if job.counts else None,
+        "sent_bytes_by_phase": counted if job.counts else None,
         "interface_bytes": max(turn["interface_bytes"] for one in own for turn in one["rounds"]),
     }
 

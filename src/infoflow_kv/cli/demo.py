@@ -98,6 +98,7 @@ def demo(
         folder = str(opening.store_folder(None).with_name("demo"))
         store = opening.open_store(folder)
         loaded = opening.load_model(model, dtype, shared.device)
+        shared.ready()  # HQ connects its teams as the engine is made, under the short limit
         engine = opening.make_engine(loaded, store, budget=budget, **shared.settings)
         documents = fitting(engine)
         given = opening.Chunkable(documents, sum(len(engine.split(d)) for d in documents), {})

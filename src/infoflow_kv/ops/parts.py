@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from infoflow_kv.ops.forms import pick
+from infoflow_kv.ops.forms import choice_of_environment, pick
 from infoflow_kv.ops.pieces import Piece, bias_of, cut, flash, merge_into
 from infoflow_kv.ops.spec import AttentionSpec, by_head
 from infoflow_kv.ops.staircase import is_right
@@ -65,7 +65,11 @@ class PartialAttention:
         out = torch.zeros_like(query)
         if self._first == rows:
             return out, lse
-        if not self._starts_late and query.device.type != "cpu" and pick("auto", query, is_right) == "triton":
+        if (
+            not self._starts_late
+            and query.device.type != "cpu"
+            and pick(choice_of_environment(), query, is_right) == "triton"
+        ):
             return self._by_triton(query, keys, values, spec, out, lse)
         if query.device.type != "cpu" or spec.softcap is not None or self._starts_late:
             # Slots that no row sees may not be written yet; a NaN there would survive its weight of 0.

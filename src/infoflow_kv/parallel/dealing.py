@@ -25,6 +25,14 @@ def deal_chunks(lengths: Sequence[int], shards: int, holders: Sequence[Sequence[
     return tuple(dealt)
 
 
+def deal_sources(lengths: Sequence[int], held: Sequence[Sequence[bool]], chunks: Sequence[int]) -> tuple[int, ...]:
+    """The member of a heads team that gives each of these chunks to the others: one that holds it, else the one with
+    the least to prefill so far. `held[chunk][member]`: what the members hold."""
+    holders = [[member for member, there in enumerate(held[chunk]) if there] for chunk in chunks]
+    work = [0 if among else lengths[chunk] for chunk, among in zip(chunks, holders, strict=True)]
+    return deal_chunks(work, len(held[0]) if len(held) else 1, holders)
+
+
 def balanced(homes: Int[Tensor, " rows"], movable: Bool[Tensor, " rows"], shards: int) -> Int[Tensor, " rows"]:
     """The shard that runs each row: its home, but for rows that a full shard hands to one with too few.
 

@@ -25,8 +25,8 @@ outputs of a rank's heads go to its sequence team, (s − 1) × M × O / u, and 
 each row and own head; one that scores by `l2` needs the mean over all heads row by row, for which the slots of the
 shard are dealt out in the heads team and each member gets the sums for its part: 4 M × (slots of the shard − own part).
 At the end the scores of a shard's slots, 4 bytes each, are summed over its heads team and given to the sequence team:
-4 (u − 1 + s − 1) × slots of the shard. Nothing at all where all tokens or none are recomputed, and for rules without
-attention.
+4 (u − 1 + s − 1) × slots of the shard. Nothing of that where all tokens or none are recomputed, and for rules without
+attention. Then the digest of what was selected, 32 (P − 1), of any method that reuses chunks.
 
 repair: the selected and the prompt rows are dealt to sequence shards, then to members. With n rows on this rank, t on
 its heads team and R on all, a layer sends
@@ -54,7 +54,7 @@ import torch
 
 from infoflow_kv.ops.mass import Reduction
 from infoflow_kv.parallel.cost import LSE_BYTES, Layout, query_layout
-from infoflow_kv.parallel.dealing import balanced, deal_chunks, members, zigzag
+from infoflow_kv.parallel.dealing import balanced, deal_chunks, deal_sources, members, zigzag
 from infoflow_kv.parallel.full import Baseline
 
 PHASES = ("begin", "load", "move", "score", "repair", "decode")
@@ -148,8 +148,9 @@ class Traffic:
 
     def _score(self, rank: int) -> int:
         scoring = self.scoring
+        agreed = 0 if self.chunks is None else DIGEST_BYTES * (self.layout.ranks - 1)
         if scoring is None:
-            return 0
+            return agreed
         heads, sequence = self.layout.head_shards, self.layout.sequence_shards
         slots = self.slots[rank // heads]
         through = scoring.layers * scoring.prompt_rows * self._row_that_all_run()
@@ -161,7 +162,7 @@ class Traffic:
             own = slots * (member + 1) // heads - slots * member // heads
             each = scoring.prompt_rows * (slots - own) * SCORE_BYTES
         gathered = (heads - 1 + sequence - 1) * slots * SCORE_BYTES
-        return through + scoring.scoring_layers * each + gathered
+        return agreed + through + scoring.scoring_layers * each + gathered
 
     def _repair(self, rank: int) -> int:
         widths, shards = self.widths, self.layout.head_shards
@@ -218,16 +219,14 @@ def reuse_traffic(
     firsts = copy_of or range(len(chunk_tokens))
     dealt = deal_chunks(chunk_tokens, shards, holders)
     homes = [dealt[first] for first in firsts]
-    moved, recorded, turns = [0] * layout.ranks, [0] * layout.ranks, [0] * shards
-    for chunk, (tokens, home, ranks) in enumerate(zip(chunk_tokens, homes, held, strict=True)):
-        if firsts[chunk] != chunk:
-            continue
-        team = ranks[home * heads : (home + 1) * heads]
-        source = team.index(True) if any(team) else turns[home] % heads
-        turns[home] += not any(team)
-        recorded[home * heads + source] += tokens
-        if not all(team):
-            moved[home * heads + source] += tokens
+    moved, recorded = [0] * layout.ranks, [0] * layout.ranks
+    for shard in range(shards):
+        team = [ranks[shard * heads : (shard + 1) * heads] for ranks in held]
+        mine = [chunk for chunk, home in enumerate(homes) if home == shard and firsts[chunk] == chunk]
+        for chunk, source in zip(mine, deal_sources(chunk_tokens, team, mine), strict=True):
+            recorded[shard * heads + source] += chunk_tokens[chunk]
+            if not all(team[chunk]):
+                moved[shard * heads + source] += chunk_tokens[chunk]
     context = [0] * head_tokens
     for tokens, home in zip(chunk_tokens, homes, strict=True):
         context += [home] * tokens

@@ -14,7 +14,7 @@ from infoflow_kv.errors import ComputeError
 from infoflow_kv.models import AttentionInput, Rows, Spreading
 from infoflow_kv.ops import AttentionSpec
 from infoflow_kv.ops.parts import PartialAttention, add_sinks, merge_parts, stretches
-from infoflow_kv.ops.pieces import flash
+from infoflow_kv.ops.pieces import flash, merge_into
 from infoflow_kv.parallel.memory import DealtRows, SpreadMemory
 from infoflow_kv.shapes import Float, Int, Tensor
 
@@ -70,7 +70,7 @@ class RingRows(DealtRows):
         places = memory.places(self._team_ranks)
         query = given.query[:, : self._num_here]
         own = torch.stack([memory.keys[given.layer][:, places], memory.values[given.layer][:, places]])
-        outs, lses = [], []
+        merged: Tensor | None = None
         for step in range(sequence.size):
             source = (sequence.index - step) % sequence.size
             came_from = (source - 1) % sequence.size
@@ -79,11 +79,13 @@ class RingRows(DealtRows):
                 following = sequence.shift(own, (2, own.shape[1], self._shard_counts[came_from], own.shape[3]))
             slot_ranks = self.ranks[(homes == source).to(self.ranks.device)]
             out, lse = self._over_block(query, own[0], own[1], slot_ranks, source, given.spec)
-            outs.append(out)
-            lses.append(lse)
+            if merged is None:  # its own block, of which each row sees itself at least
+                merged, whole = out.float(), lse
+            else:
+                merge_into(merged, whole, out, lse)
             if following is not None:
                 own = following.wait()
-        merged, whole = merge_parts(torch.stack(outs), torch.stack(lses))
+        assert merged is not None
         out = add_sinks(merged, whole, given.spec.sinks)[0].to(query.dtype)
         return out if self._num_here else out.new_zeros(out.shape[0], 1, out.shape[2])
 

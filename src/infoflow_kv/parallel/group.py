@@ -18,6 +18,8 @@ from infoflow_kv.parallel.waiting import Waiting, started
 
 __all__ = ["Group", "Shift", "Team"]
 
+# How many times the limit of other phases that of "load" is.
+LOAD_TIMES = 10
 # How long `close` waits for ranks that are still at their last exchange.
 _FAREWELL_SECONDS = 5.0
 _FAREWELL_TAG = 1  # shifts have 0
@@ -42,7 +44,8 @@ class Group:
                 raise OptionError(f"timeout '{name}' is {seconds}; expected a number of seconds, at least 0.001")
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._seconds = timeout_seconds
-        self._timeouts = dict(timeouts or {})
+        # In "load" a rank prefills its chunks, and others may have less to do: they wait for it.
+        self._timeouts = {"load": LOAD_TIMES * timeout_seconds, **(timeouts or {})}
         self._on_phase = on_phase
         self._teams: dict[int, tuple[Team, Team]] = {}
         self._waiting = Waiting(self.rank, self.size, timeout_seconds, self._destroy)
@@ -118,6 +121,10 @@ class Group:
         self._apply_timeout(_FAREWELL_SECONDS)
         with contextlib.suppress(ParallelError):  # the request is over: whoever is missing now is not missed
             self._say_farewell()
+        self._destroy()
+
+    def abandon(self) -> None:
+        """Leaves the group at once, in the middle of something: every other rank gets a ParallelError."""
         self._destroy()
 
     def __enter__(self) -> "Group":

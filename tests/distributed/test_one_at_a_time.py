@@ -1,0 +1,47 @@
+"""Ranks answer one request at a time, and who leaves one in the middle takes the others with it: nobody is left waiting
+for messages, or takes the next request's for this one's."""
+
+from typing import Any
+
+import pytest
+from ranks import run_ranks, watch_ranks
+from requests_on_ranks import DOCUMENTS, QUESTION, engine_of, tiny_model
+
+from infoflow_kv.errors import OptionError
+from infoflow_kv.parallel.group import Group
+
+
+def asks_twice(group: Group) -> dict[str, Any]:
+    """A second request while the first one's stream is open, and again when that has ended."""
+    engine = engine_of(tiny_model("qwen3"), {"budget": 0.3}, group)
+    stream = engine.stream(QUESTION, DOCUMENTS, 4)
+    next(stream)
+    with pytest.raises(OptionError, match="one request at a time"):
+        engine.answer(QUESTION, DOCUMENTS, 4)
+    first = [piece.answer for piece in stream][-1]
+    assert first is not None
+    return {"first": first.text, "second": engine.answer(QUESTION, DOCUMENTS, 4).text}
+
+
+def leaves(group: Group, how: str) -> None:
+    """Rank 1 stops reading its stream, or stops at an error of its own; the others read on."""
+    engine = engine_of(tiny_model("qwen3"), {"budget": 0.3}, group)
+    stream = engine.stream(QUESTION, DOCUMENTS, 6)
+    next(stream)
+    if group.rank == 1 and how == "closed":
+        stream.close()  # type: ignore[attr-defined]
+        return
+    list(stream)
+
+
+def test_a_second_request_waits_for_the_end_of_the_first():
+    for found in run_ranks(asks_twice, 2):
+        assert found["first"] == found["second"]
+
+
+def test_who_closes_a_stream_early_ends_the_others():
+    first, second, third = watch_ranks(leaves, 3, "closed", timeout_seconds=60.0)
+    assert second.status == 0, second.stderr
+    for other in (first, third):
+        assert other.status == 1 and "ParallelError" in other.stderr
+        assert other.seconds < 40, "the closed connection tells, not the limit"
