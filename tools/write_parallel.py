@@ -60,11 +60,12 @@ def one_table(rows: list[Record]) -> str:
     first = rows[0]
     rings = {r["ranks"]: r for r in rows if r["arm"] == "ring"}
     ring_is_there = all(r["ranks"] in rings for r in rows)
-    link = f"links like {first['link']} ({first['link_mbit']:,.0f} Mbit/s)" if first.get("link") else "loopback"
+    link = f"links like {first['link']} ({first['link_mbit']:.3g} Mbit/s)" if first.get("link") else "loopback"
     where = first["environment"]
+    runs = f"medians of {first['repeats']}" if first["repeats"] > 1 else "one run each"
     title = (
         f"`{first['model']}`, {first['dtype']}, {first['context_tokens']:,} context tokens, {link}, "
-        f"{first['threads']} thread{'s' * (first['threads'] != 1)} a rank, medians of {first['repeats']} "
+        f"{first['threads']} thread{'s' * (first['threads'] != 1)} a rank, {runs} "
         f"({where['processor']}, {where['cores']} cores, torch {where['torch']}, {where['date']})."
     )
     columns = ["arm", "ranks", "layout", "TTFT, s", "spread", "sent by a rank, MB", "on the wire, MB"]
