@@ -12,12 +12,13 @@ BENCH := benchmarks/results/bench
 TEST_ENV = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format docs bench lab test-compat clean
+.PHONY: help setup demo test test-thorough check format docs bench lab test-compat clean
 
 help:
 	@echo 'make demo         embedded model, sample documents, three questions (sets everything up first)'
 	@echo 'make test         all tests; ARGS="-k store" for some'
 	@echo 'make check        format, lint, types, import contracts, sizes, docs'
+	@echo 'make test-thorough  more layouts and ranks of the same'
 	@echo 'make test-compat  model and invariant tests with the oldest supported transformers'
 	@echo 'make bench        measures this machine, into benchmarks/results/bench; `make docs` makes the page of it'
 	@echo 'make lab          the runs behind docs/results.md: hours, resumable; needs INFOFLOW_DATA'
@@ -51,6 +52,9 @@ demo: setup
 
 test: setup
 	$(TEST_ENV) $(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
+
+test-thorough: setup
+	$(TEST_ENV) $(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m thorough $(ARGS)
 
 test-compat: $(COMPAT)/.ready
 	$(TEST_ENV) $(COMPAT)/bin/python -m pytest $(PYTEST_FLAGS) tests/models tests/invariants $(ARGS)

@@ -18,9 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 
 import infoflow_kv
+
+
+def thorough(*values: Any) -> Any:
+    """Parameters of a test that only `make test-thorough` runs: more of what others show, too long for every change."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import run_ranks, thorough
 from requests_on_ranks import DOCUMENTS, QUESTION
 
 import tiny
@@ -151,7 +151,7 @@ def check(size: int, family: str, dtype: str, cases: list[dict[str, Any]]) -> li
     return ranks
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, thorough(2), 4])
 def test_each_rank_sends_what_the_formulas_say_in_every_phase_layout_and_method(size):
     cases: list[dict[str, Any]] = []
     for layout in LAYOUTS[size]:
@@ -168,7 +168,7 @@ def test_each_rank_sends_what_the_formulas_say_in_every_phase_layout_and_method(
     assert size == 1 or any(len(set(of_case)) > 1 for of_case in zip(*totals, strict=True))
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "bfloat16"), ("gemma3", "float32")])
+@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "bfloat16"), thorough("gemma3", "float32")])
 def test_half_as_wide_values_and_windows_change_no_formula(family, dtype):
     cases = [{"layout": layout, "held": "some"} for layout in LAYOUTS[4]]
     cases += [{"layout": "auto", "method": "full", "baseline": baseline} for baseline in ("ring", "gather")]

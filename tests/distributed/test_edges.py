@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from many_requests import DOCUMENTS, QUESTION, assert_same, engine_of, many, model_of, sampled
-from ranks import run_ranks, watch_ranks
+from ranks import run_ranks, thorough, watch_ranks
 
 from infoflow_kv.errors import OptionError
 from infoflow_kv.parallel.group import Group
@@ -36,7 +36,7 @@ EDGES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("size", "layout"), [(3, "Q"), (4, "H"), (4, [2, 2])])
+@pytest.mark.parametrize(("size", "layout"), [thorough(3, "Q"), thorough(4, "H"), (4, [2, 2])])
 def test_hardly_any_rows(size, layout):
     requests = [{**one, "layout": layout} for one in EDGES]
     expected = many(None, SOURCE, EDGES, SIZES)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from many_requests import DOCUMENTS, assert_same, many, model_of, plain_answers
-from ranks import run_ranks
+from ranks import run_ranks, thorough
 
 import tiny
 from infoflow_kv.decoding import Sampling, decode, sampler
@@ -23,6 +23,7 @@ SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4}
 # Sinks, and a softcap with windows, are in none of the others.
 SOURCES = [*(f"tiny:{name}" for name in tiny.CONFIGS), "family:gpt-oss", "family:gemma2"]
 ON_FOUR = ["tiny:gemma3", "tiny:phi3-longrope", "family:gpt-oss", "family:gemma2"]
+EVERY_TIME = ("tiny:qwen3", "tiny:gemma3", "tiny:phi3-longrope", "family:gpt-oss")
 BASELINES: list[dict[str, Any]] = [
     {"method": "full", "baseline": "ring"},
     {"method": "full", "baseline": "gather"},
@@ -59,18 +60,20 @@ def assert_right(source: str, size: int, layouts: list[Any], sizes: dict[str, in
             assert_close(got["steps"], one["0.steps"], 1e-5)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [s if s in EVERY_TIME else thorough(s) for s in SOURCES])
 def test_every_family_on_two_ranks(source):
     assert_right(source, 2, ["Q", "H"])
 
 
-@pytest.mark.parametrize("source", ON_FOUR)
+@pytest.mark.parametrize("source", [ON_FOUR[0], *map(thorough, ON_FOUR[1:])])
 def test_windows_long_positions_sinks_and_softcap_on_four_ranks(source):
     assert_right(source, 4, ["Q", [2, 2]])
 
 
-def test_as_many_kv_heads_as_heads_on_four_ranks():
-    assert_right("tiny:llama", 4, ["Q", "H", [2, 2]], {"num_key_value_heads": 4})
+@pytest.mark.parametrize(("source", "heads"), [("tiny:qwen3", 8), thorough("tiny:llama", 4)])
+def test_heads_that_four_ranks_share(source, heads):
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": 4}
+    assert_right(source, 4, ["Q", "H", [2, 2]], sizes)
 
 
 def test_one_rank_is_full_prefill_in_every_layout():
@@ -80,8 +83,10 @@ def test_one_rank_is_full_prefill_in_every_layout():
     assert_same([found], plain_answers("tiny:qwen3", requests, SIZES), requests)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("source", ["tiny:qwen3", "tiny:gemma3"])
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [("tiny:gemma3", 3), *(thorough(s, n) for s, n in (("tiny:qwen3", 2), ("tiny:qwen3", 4), ("tiny:gemma3", 4)))],
+)
 def test_the_baselines_are_full_prefill_for_odd_numbers_of_tokens(size, source):
     found = run_ranks(many, size, source, [{**one, "layout": "Q"} for one in BASELINES], None, timeout=240.0)
     assert_same(found, plain_answers(source, BASELINES), BASELINES)
@@ -137,7 +142,7 @@ def in_bfloat16() -> dict[str, torch.Tensor]:
     return many(None, BF16, [{"budget": 1.0}, {"budget": 0.0, "method": "none"}], SIZES)
 
 
-@pytest.mark.parametrize(("size", "layout"), [(2, "Q"), (2, "H"), (4, [2, 2])])
+@pytest.mark.parametrize(("size", "layout"), [thorough(2, "Q"), thorough(2, "H"), (4, [2, 2])])
 def test_bfloat16_is_as_far_from_one_process_as_its_rounding(size, layout):
     """Distance to float32 on several ranks is not above twice that of one process, and reuse alone is further off."""
     requests = [{"budget": 1.0, "layout": layout}, {"method": "full", "baseline": "ring", "layout": "Q"}]

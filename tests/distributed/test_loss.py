@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ended, Loss, free_port, run_ranks, watch_ranks
+from ranks import Ended, Loss, free_port, run_ranks, thorough, watch_ranks
 
 from infoflow_kv.errors import ComputeError, ParallelError
 from infoflow_kv.parallel.group import Group
@@ -56,7 +56,7 @@ def test_nobody_is_lost() -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [0, thorough(3)])
 def test_killed(phase: str, rank: int) -> None:
     """The closed connection tells, long before the limit. Rank 0 holds the store in which the ranks met."""
     ended = watch_ranks(request, 4, timeout_seconds=60.0, lose=Loss(rank, phase))
@@ -74,7 +74,9 @@ def test_processes_end(name: str) -> None:
         assert_told(ended[other], within=40.0)  # on a busy machine, Python's own end takes seconds
 
 
-@pytest.mark.parametrize(("rank", "phase"), list(zip((0, 1, 0, 3, 2), PHASES, strict=True)))
+@pytest.mark.parametrize(
+    ("rank", "phase"), [(0, "score"), (3, "repair"), *(thorough(1, phase) for phase in ("load", "move", "decode"))]
+)
 def test_stopped(rank: int, phase: str) -> None:
     """Its connections stay open: the limit tells."""
     ended = watch_ranks(request, 4, timeout_seconds=LIMIT, lose=Loss(rank, phase, "SIGSTOP"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Ended, Loss, run_ranks, watch_ranks
+from ranks import Ended, Loss, run_ranks, thorough, watch_ranks
 from requests_on_ranks import answered, engine_of, on_ranks, tiny_model
 
 import tiny
@@ -75,7 +75,9 @@ def assert_sound(kind: str, store: Path, expected: dict[str, torch.Tensor]) -> N
     assert not verify(store).damaged
 
 
-@pytest.mark.parametrize(("kind", "phase"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "phase"), [case if case[0] == "H" or case[1] == "repair" else thorough(*case) for case in CASES]
+)
 def test_a_killed_rank_ends_the_others_and_the_next_run_works(
     kind: str, phase: str, tmp_path: Path, expected: dict[str, torch.Tensor]
 ) -> None:
@@ -85,7 +87,9 @@ def test_a_killed_rank_ends_the_others_and_the_next_run_works(
     assert_sound(kind, tmp_path / "kv", expected)
 
 
-@pytest.mark.parametrize(("kind", "phase"), [("H", "move"), ("H", "decode"), ("Q", "repair"), ("ring", "repair")])
+@pytest.mark.parametrize(
+    ("kind", "phase"), [("H", "move"), thorough("H", "decode"), thorough("Q", "repair"), ("ring", "repair")]
+)
 def test_a_stopped_rank_ends_the_others_after_the_limit(
     kind: str, phase: str, tmp_path: Path, expected: dict[str, torch.Tensor]
 ) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 from many_requests import DOCUMENTS, assert_same, many
-from ranks import run_ranks
+from ranks import run_ranks, thorough
 
 from infoflow_kv.methods import METHODS
 
 SOURCE = "tiny:qwen3"
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4}
-LAYOUTS: list[Any] = [(2, "H"), (4, "Q"), (4, [2, 2])]
+LAYOUTS: list[Any] = [thorough(2, "H"), thorough(4, "Q"), (4, [2, 2])]
 BY_ALL = [{"method": name, "budget": 0.2} for name, method in METHODS.items() if not method.in_laboratory_only]
 SETTINGS: list[dict[str, Any]] = [
     *BY_ALL,

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from many_requests import DOCUMENTS, assert_same, engine_of, many, model_of
-from ranks import run_ranks
+from ranks import run_ranks, thorough
 
 from infoflow_kv.store import DiskStore, verify
 
 SOURCE = "tiny:qwen3"
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4}
-LAYOUTS: list[Any] = [(2, "Q"), (4, [2, 2])]
+LAYOUTS: list[Any] = [thorough(2, "Q"), (4, [2, 2])]
 # The second sees what the first has stored.
 TWICE: list[dict[str, Any]] = [{"budget": 0.3}, {"budget": 0.3, "method": "influence"}]
 

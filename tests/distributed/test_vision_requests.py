@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from many_requests import assert_same, engine_of, many, prompt_of
-from ranks import run_ranks
+from ranks import run_ranks, thorough
 
 import tiny_vlm
 from infoflow_kv.store import DiskStore, verify
@@ -50,7 +50,7 @@ def with_pixels() -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize(("size", "layout"), [(2, "Q"), (2, "H"), (4, [2, 2])])
+@pytest.mark.parametrize(("size", "layout"), [thorough(2, "Q"), thorough(2, "H"), (4, [2, 2])])
 def test_images_on_several_ranks(size, layout):
     requests = [{**one, "layout": layout} for one in REQUESTS]
     found = run_ranks(many, size, SOURCE, requests, timeout=240.0)
@@ -60,7 +60,7 @@ def test_images_on_several_ranks(size, layout):
         assert_close(found[0][f"{number}.steps"][:1], expected, TINY_LOGITS)
 
 
-@pytest.mark.parametrize(("size", "layout"), [(2, "H"), (4, "Q")])
+@pytest.mark.parametrize(("size", "layout"), [(2, "H"), thorough(4, "Q")])
 def test_images_are_stored_once_and_read_from_the_store(tmp_path, size, layout):
     requests = [{"budget": 0.15, "layout": layout, "store": str(tmp_path / "all")} for _ in range(2)]
     one = [{"budget": 0.15, "store": str(tmp_path / "one")} for _ in range(2)]
