@@ -191,8 +191,8 @@ class DropsEverySecond:
     def writes(self, layer: int, ranks: torch.Tensor) -> None:
         return None
 
-    def kept(self, given: Any, ranks: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
-        if given.layer > 1:
+    def kept(self, layer: int, ranks: torch.Tensor, deviate: Any) -> torch.Tensor | None:
+        if layer > 1:
             return None
         index = torch.arange(ranks.numel())
         return index[(index % 2 == 0) | (ranks >= self.num_context)]
