@@ -121,7 +121,7 @@ def scoring_context(request: Request, exact_tokens: int) -> tuple[Context, Rotar
     positions = scoring_positions(request.recipe.geometry, head_tokens, lengths, origin, num_prompt)
     tables = model.rotary().tables(positions)
     context, _ = request.place.assemble(
-        request.prompt, parts, tables, int(positions.shape[-1]), exact_tokens, last=False
+        request.prompt, [parts], tables, int(positions.shape[-1]), exact_tokens, last=False
     )
     return context, tables
 

@@ -320,7 +320,10 @@ class Engine:
         elif reuse:
             exact = self._supply.exact_tokens(parts, num_context + num_rows, prompt.chunks)
             last = recipe.geometry == "GLOBAL"  # no other geometry will assemble them again
-            context, parts = place.assemble(prompt, parts, tables, num_slots, exact, last=last)
+            given = [parts]
+            if last:  # whoever still named them would keep their KV beside the context's
+                request = replace(request, parts=(parts := replace(parts, chunks=())))
+            context, parts = place.assemble(prompt, given, tables, num_slots, exact, last=last)
             request = replace(request, parts=parts)
         else:
             context = place.reserve(prompt, num_slots)
@@ -360,8 +363,7 @@ class Engine:
             predicted_seconds=plan.seconds if plan is not None else 0.0,
             predicted_full_seconds=plan.full_seconds if plan is not None else 0.0,
         )
-        if logits is None:  # another rank ran the prompt's last row
-            logits = torch.empty(0, 0)
+        logits = torch.empty(0, 0) if logits is None else logits  # another rank ran the prompt's last row
         return Run(prompt, recipe, order, context, rotary, selection, logits, usage, timings, parts.unstored, trace)
 
     def keep(self, run: Run) -> None:
@@ -372,8 +374,6 @@ class Engine:
     def forget(self) -> None:
         """Drops the kept contexts, for example after documents were deleted."""
         self._kept.forget()
-
-    # ---- steps ----
 
     def _parts(self, prompt: Prompt, recipe: Recipe, kept: Kept | None) -> Parts:
         """The KV of the request's chunks; none where nothing is reused, or where a kept context holds it."""

@@ -30,10 +30,10 @@ class Place(Protocol):
         ...
 
     def assemble(
-        self, prompt: Prompt, parts: Parts, tables: RotaryTables, num_slots: int, exact_tokens: int, *, last: bool
+        self, prompt: Prompt, given: list[Parts], tables: RotaryTables, num_slots: int, exact_tokens: int, *, last: bool
     ) -> tuple[Context, Parts]:
-        """The parts at the tables' positions as one context, and the parts. `last`: nobody needs them again, so that
-        their KV may be let go on the way."""
+        """The parts at the tables' positions as one context, and the parts. They are taken out of the list `given`.
+        `last`: nobody needs them again, so that their KV may be let go on the way."""
         ...
 
     def reserve(self, prompt: Prompt, num_slots: int) -> Context:
@@ -75,8 +75,9 @@ class Here:
         return self._supply.with_movement(parts) if needs_movement else parts
 
     def assemble(
-        self, prompt: Prompt, parts: Parts, tables: RotaryTables, num_slots: int, exact_tokens: int, *, last: bool
+        self, prompt: Prompt, given: list[Parts], tables: RotaryTables, num_slots: int, exact_tokens: int, *, last: bool
     ) -> tuple[Context, Parts]:
+        parts = given.pop()
         identities, taken = parts.identities, iter(parts.all)
         if last:
             taken, parts = parts.hand_over()

@@ -169,9 +169,9 @@ class Spread:
         )
 
     def assemble(
-        self, prompt: Prompt, parts: Parts, tables: RotaryTables, num_slots: int, exact_tokens: int, *, last: bool
+        self, prompt: Prompt, given: list[Parts], tables: RotaryTables, num_slots: int, exact_tokens: int, *, last: bool
     ) -> tuple[Context, Parts]:
-        model, shard = self._model, self._shard
+        model, shard, parts = self._model, self._shard, given.pop()
         spans = lay_out([part.num_tokens for part in parts.all])
         num_head = 1 if parts.head is not None else 0
         part_homes = [0] * num_head + list(parts.homes)

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-import infoflow_kv.engine as room
+import infoflow_kv.placing as room
 import tiny
 from infoflow_kv import DiskStore, Engine
 from infoflow_kv.errors import ComputeError

@@ -1,6 +1,7 @@
 """The cost model of sequence-parallel prefill: the paper's column that it is fitted to, its tables, its rules."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -251,16 +252,16 @@ def test_the_page_is_made_of_the_model_and_of_what_was_measured(
     text = page.read_text(encoding="utf-8")
     assert "| 32K | 3,190.5 | 2,350.1 | 914.0 | 3,181 | 997 | 768 | 663 | 605 |" in text
     assert "Nothing is measured yet." in text
-    results.write_text(
-        '{"layout": "H", "ranks": 4, "bytes": 1234567, "seconds": 0.123456, "exact": true, "environment": {}}\n'
-        '{"layout": "Q", "ranks": 4, "bytes": 2345678, "seconds": 0.2, "exact": true}\n',
-        encoding="utf-8",
-    )
+    common = {
+        "model": "m", "dtype": "float32", "threads": 1, "ranks": 4, "context_tokens": 8031, "repeats": 1, "spread": 0.0,
+        "environment": {"processor": "P", "cores": 2, "torch": "2", "date": "d"}, "link": None, "interface_bytes": 0,
+    }  # fmt: skip
+    ring = common | {"arm": "ring", "layout": "Q", "ttft_seconds_median": 0.5, "sent_bytes": 4_000_000}
+    ours = common | {"arm": "infoflow", "layout": "H", "ttft_seconds_median": 0.125, "sent_bytes": 1_000_000}
+    results.write_text(json.dumps(ring) + "\n" + json.dumps(ours) + "\n", encoding="utf-8")
     assert tool.main(["--check"], page, results) == 1
     assert tool.main([], page, results) == 0
-    text = page.read_text(encoding="utf-8")
-    assert "| layout | bytes | seconds |\n|---|---:|---:|\n| H | 1,234,567 | 0.123 |" in text
-    assert "ranks: 4; exact: yes." in text
+    assert "| `infoflow` | 4 | H | 0.125 |  | 1.00 |  | 4.00 | 0.25 |" in page.read_text(encoding="utf-8")
     page.write_text("# Page without blocks\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="no block table5"):
         tool.main([], page, results)
