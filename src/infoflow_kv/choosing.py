@@ -78,7 +78,7 @@ def choose(request: Request, context: Context, tables: RotaryTables) -> Choice:
         return Choice(everything, deviation)
     if method.selector is None:
         return Choice(nothing)
-    chosen_among = candidates(context, recipe.repair_tokens, visual_slots(request.prompt))
+    chosen_among = candidates(context, recipe.repair_tokens, request.prompt)
     if recipe.budget.share == 1 and recipe.budget.cover is None and count < 0:  # everything: no scores needed
         return Choice(everything if chosen_among is None else Selection(chosen_among), rule)
     scored = (context, tables) if recipe.geometry == "GLOBAL" else scoring_context(request, context.exact_tokens)
@@ -93,12 +93,12 @@ def choose(request: Request, context: Context, tables: RotaryTables) -> Choice:
     return Choice(replace(selection, scores=scores, reason=reason), rule)
 
 
-def candidates(context: Context, tokens: str, visual: "Tensor") -> "Tensor | None":
-    """The slots that may be chosen of a kind of tokens, ascending; None where all may be. `visual`: those of images."""
+def candidates(context: Context, tokens: str, prompt: Prompt) -> "Tensor | None":
+    """The slots that may be chosen of a kind of tokens of the prompt, ascending; None where all may be."""
     if tokens == "all":
         return None
     is_wanted = torch.full((context.num_tokens,), tokens == "text", device=context.keys.device)
-    is_wanted[visual.to(is_wanted.device)] = tokens == "visual"
+    is_wanted[visual_slots(prompt).to(is_wanted.device)] = tokens == "visual"
     is_wanted[: context.exact_tokens] = False
     return torch.nonzero(is_wanted)[:, 0]
 

@@ -322,7 +322,8 @@ class Engine:
             last = recipe.geometry == "GLOBAL"  # no other geometry will assemble them again
             given = [parts]
             if last:  # whoever still named them would keep their KV beside the context's
-                request = replace(request, parts=(parts := replace(parts, chunks=())))
+                parts = replace(parts, chunks=())
+                request = replace(request, parts=parts)
             context, parts = place.assemble(prompt, given, tables, num_slots, exact, last=last)
             request = replace(request, parts=parts)
         else:

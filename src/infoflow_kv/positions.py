@@ -11,7 +11,7 @@ import torch
 from infoflow_kv.errors import ComputeError, unknown_name
 from infoflow_kv.models import LanguageModel, Rotary, RotaryTables
 from infoflow_kv.records import Chunk, ChunkIdentity, ChunkInputs, ChunkKV, Context, Prompt, Span, VisualRows
-from infoflow_kv.shapes import Int, Tensor
+from infoflow_kv.shapes import Float, Int, Tensor
 
 # name → where the context stands, where the prompt stands
 GEOMETRIES: dict[str, tuple[str, str]] = {
@@ -154,22 +154,32 @@ def assemble_one_by_one(
     for part, identity, span in zip(parts, identities, spans, strict=True):
         if part.identity != identity:
             raise ComputeError("a part is not the one that was announced; its tokens would get another's KV")
-        if part.keys.dtype != model.dtype or part.keys.shape != keys[:, :, span.start : span.stop].shape:
-            raise ComputeError(
-                f"stored KV is {part.keys.dtype} {tuple(part.keys.shape)}, expected {model.dtype} "
-                f"{tuple(keys[:, :, span.start : span.stop].shape)} (layers, kv_heads, tokens, head_dim)"
-            )
         own = slice(span.start, span.stop)
         if part.inputs is not None:
             seen.append((span.start, part.inputs))
-        values[:, :, own] = part.values
-        tables, part_keys = rotary.at(own), part.keys.to(keys.device)
-        # Layer by layer and part by part: what rotation makes on the way then stays in the processor's cache.
-        for layer in range(model.num_layers):
-            keys[layer, :, own] = tables.rotate_keys(layer, part_keys[layer])
+        write_part(part, rotary.at(own), keys[:, :, own], values[:, :, own])
     ids = torch.tensor([t for i in identities for t in i.token_ids], dtype=torch.int64, device=model.device)
     shift = sum(inputs.span - int(inputs.positions.shape[1]) for _, inputs in seen)
     return Context(keys, values, ids, spans, exact_tokens, visual_rows(model, seen), shift)
+
+
+def write_part(
+    part: ChunkKV,
+    rotary: RotaryTables,
+    keys: Float[Tensor, "layers kv_heads tokens head_dim"],
+    values: Float[Tensor, "layers kv_heads tokens head_dim"],
+) -> None:
+    """The part's KV is copied into its slots, keys rotated by the slots' tables; ComputeError where it does not fit."""
+    if part.keys.dtype != keys.dtype or part.keys.shape != keys.shape:
+        raise ComputeError(
+            f"stored KV is {part.keys.dtype} {tuple(part.keys.shape)}, expected {keys.dtype} {tuple(keys.shape)} "
+            "(layers, kv_heads, tokens, head_dim)"
+        )
+    values.copy_(part.values)
+    part_keys = part.keys.to(keys.device)
+    # Layer by layer and part by part: what rotation makes on the way then stays in the processor's cache.
+    for layer in range(keys.shape[0]):
+        keys[layer] = rotary.rotate_keys(layer, part_keys[layer])
 
 
 def visual_rows(model: LanguageModel, seen: Sequence[tuple[int, ChunkInputs]]) -> VisualRows | None:

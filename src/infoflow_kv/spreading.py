@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from infoflow_kv.decoding import Sampler
-from infoflow_kv.errors import ComputeError, OptionError, ParallelError, unknown_name
+from infoflow_kv.errors import OptionError, ParallelError, unknown_name
 from infoflow_kv.models import LanguageModel, RotaryTables
 from infoflow_kv.parallel.cost import DecoderShape, Layout, head_layout, pick_layout, query_layout
 from infoflow_kv.parallel.dealing import deal_chunks, deal_sources, zigzag
@@ -20,13 +20,15 @@ from infoflow_kv.parallel.full import Baseline, FullMemory
 from infoflow_kv.parallel.group import Group
 from infoflow_kv.parallel.memory import SpreadMemory
 from infoflow_kv.parallel.shard import Shard
-from infoflow_kv.positions import cells_of, lay_out, shift_of, visual_rows, visual_slots
+from infoflow_kv.positions import cells_of, lay_out, reserve, shift_of, visual_rows, visual_slots, write_part
 from infoflow_kv.recipes import Recipe
 from infoflow_kv.records import Chunk, ChunkIdentity, ChunkInputs, ChunkKV, Context, Prompt, Selection
 from infoflow_kv.shapes import Int, Tensor
 from infoflow_kv.supply import Parts, Supply
 
 LAYOUTS = ("auto", "Q", "H", "HQ")
+# In "load" each rank prefills its chunks, and the others may have less to do: they wait so many times the usual limit.
+LOAD_TIMES = 10.0
 
 
 def spread_over(
@@ -86,7 +88,7 @@ class Spread:
         self._whole = Shard(group, query_layout(group.size), model.num_heads, model.num_kv_heads)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._group.phase(name)
+        return self._group.phase(name, LOAD_TIMES if name == "load" else 1.0)
 
     def begin(self, prompt: Prompt, recipe: Recipe, num_new: int, seed: int, *, in_laboratory: bool) -> None:
         if in_laboratory:
@@ -178,34 +180,25 @@ class Spread:
         homes = self._turns(prompt.num_tokens, num_slots, shard.sequence.size)
         for span, home in zip(spans, part_homes, strict=True):
             homes[span.start : span.stop] = home
-        num_own = int((homes == shard.sequence.index).sum())
-        shape = (model.num_layers, shard.num_kv_heads, num_own, model.head_dim)
-        keys = torch.empty(shape, dtype=model.dtype, device=model.device)
-        values = torch.empty_like(keys)
+        keys, values = self._own_slots(shard, homes)
         seen: list[tuple[int, ChunkInputs]] = []
         at = 0
         for part, span, home in zip(parts.all, spans, part_homes, strict=True):
             if home != shard.sequence.index:
                 continue
             here, there = slice(at, at + span.num_tokens), slice(span.start, span.stop)
-            if part.keys.dtype != model.dtype or part.keys.shape != keys[:, :, here].shape:
-                raise ComputeError(
-                    f"stored KV is {part.keys.dtype} {tuple(part.keys.shape)}, expected {model.dtype} "
-                    f"{tuple(keys[:, :, here].shape)} (layers, kv_heads of this rank, tokens, head_dim)"
-                )
             if part.inputs is not None:
                 seen.append((span.start, part.inputs))
-            values[:, :, here] = part.values
-            rotary, part_keys = tables.at(there), part.keys.to(keys.device)
-            for layer in range(model.num_layers):
-                keys[layer, :, here] = rotary.rotate_keys(layer, part_keys[layer])
+            write_part(part, tables.at(there), keys[:, :, here], values[:, :, here])
             at += span.num_tokens
         movable = torch.zeros(num_slots, dtype=torch.bool)
         movable[exact_tokens : prompt.context_tokens] = True
         movable[visual_slots(prompt)] = False  # what the layers read there is known to this shard alone
         memory = SpreadMemory(shard, keys, values, homes, movable)
+        ids = torch.tensor(prompt.token_ids[: prompt.context_tokens], dtype=torch.int64, device=model.device)
+        # Its own keys and values have no slots: the memory has them, and makes new ones where slots move.
         context = Context(
-            *self._no_slots(), self._ids(prompt), spans, exact_tokens, visual_rows(model, seen),
+            *model.empty_slots(0), ids, spans, exact_tokens, visual_rows(model, seen),
             shift_of(prompt.chunks), cells_of(prompt), memory,
         )  # fmt: skip
         return context, replace(parts, chunks=()) if last else parts
@@ -214,21 +207,10 @@ class Spread:
         model, shard = self._model, self._whole
         homes = self._turns(prompt.num_tokens, num_slots, self._group.size)
         homes[: prompt.num_tokens] = zigzag(prompt.num_tokens, self._group.size)
-        num_own = int((homes == shard.sequence.index).sum())
-        shape = (model.num_layers, model.num_kv_heads, num_own, model.head_dim)
-        keys = torch.empty(shape, dtype=model.dtype, device=model.device)
-        values = torch.empty_like(keys)
-        memory = FullMemory(shard, keys, values, homes, torch.zeros(num_slots, dtype=torch.bool))
+        memory = FullMemory(shard, *self._own_slots(shard, homes), homes, torch.zeros(num_slots, dtype=torch.bool))
         memory.baseline = self.baseline
-        num_head = len(prompt.head_ids)
-        spans = lay_out(([num_head] if num_head else []) + [c.num_tokens for c in prompt.chunks])
-        starts = [span.start for span in (spans[1:] if num_head else spans)]
-        inputs = self._supply.inputs(prompt)  # every rank runs the tower: rows of an image go to all of them
-        seen = [(start, given) for start, given in zip(starts, inputs, strict=True) if given is not None]
-        return Context(
-            *self._no_slots(), self._ids(prompt), spans, 0, visual_rows(model, seen), shift_of(prompt.chunks),
-            memory=memory,
-        )  # fmt: skip
+        # Every rank runs the vision tower: rows of an image go to all of them.
+        return replace(reserve(model, prompt, 0, self._supply.inputs(prompt)), memory=memory)
 
     def decoding(self, tokens: Iterator[int]) -> Iterator[int]:
         while True:
@@ -248,9 +230,8 @@ class Spread:
         except ParallelError:
             raise
         except BaseException:
-            if (
-                self._has_begun
-            ):  # the others are in the middle of it, and would take the next request's messages for its
+            # The others are in the middle of it, and would take the next request's messages for this one's.
+            if self._has_begun:
                 self._group.abandon()
             raise
         finally:
@@ -285,13 +266,12 @@ class Spread:
         runs it."""
         return (torch.arange(num_slots) - (num_prompt - 1)) % shards
 
-    def _ids(self, prompt: Prompt) -> Int[Tensor, " context"]:
-        ids = prompt.token_ids[: prompt.context_tokens]
-        return torch.tensor(ids, dtype=torch.int64, device=self._model.device)
-
-    def _no_slots(self) -> tuple[Tensor, Tensor]:
-        """A context's own keys and values: none, as its memory has them. It makes new ones where slots move."""
-        return self._model.empty_slots(0)
+    def _own_slots(self, shard: Shard, homes: Int[Tensor, " slots"]) -> tuple[Tensor, Tensor]:
+        """Uninitialised key and value buffers of this rank's heads of its part of the slots."""
+        num_own = int((homes == shard.sequence.index).sum())
+        shape = (self._model.num_layers, shard.num_kv_heads, num_own, self._model.head_dim)
+        keys = torch.empty(shape, dtype=self._model.dtype, device=self._model.device)
+        return keys, torch.empty_like(keys)
 
     def _nothing_of(self, identity: ChunkIdentity) -> ChunkKV:
         empty = torch.empty(self._model.num_layers, self._shard.num_kv_heads, 0, self._model.head_dim)

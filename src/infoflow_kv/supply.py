@@ -126,7 +126,7 @@ class Supply:
         for chunk, identity in zip(chunks, self._identities(chunks), strict=True):
             prefilled = 0
             stored = self.store.contains(identity)  # verified when it is read
-            moved = identify_movement(self.model, identity, self.neighbour_ids) if measure else None
+            moved = self.identify_movement(identity) if measure else None
             unmeasured = moved is not None and not self.store.contains(moved)
             if not stored or unmeasured:
                 kv = self.store.get(identity) if stored else None
@@ -162,7 +162,7 @@ class Supply:
 
     def with_movement(self, parts: Parts) -> Parts:
         """The parts with the movement of every chunk, measured and stored on the way where there is no record."""
-        wanted = {p.identity: identify_movement(self.model, p.identity, self.neighbour_ids) for p in parts.chunks}
+        wanted = {p.identity: self.identify_movement(p.identity) for p in parts.chunks}
         found = self._load(list(wanted.values()))
         measured = 0
         for part in {p.identity: p for p in parts.chunks}.values():
@@ -238,7 +238,7 @@ class Supply:
         if "sensitivity" not in method.needs:
             return found
         chunks = found[1:] if prompt.head_ids else found
-        return found + tuple(identify_movement(self.model, i, self.neighbour_ids) for i in chunks)
+        return found + tuple(self.identify_movement(i) for i in chunks)
 
     def exact_chunk_tokens(self, prompt: Prompt, length: int) -> int:
         """Tokens of the first chunk if a request of this length finds its KV exact, see `exact_tokens`."""

@@ -9,7 +9,6 @@ import atexit
 import inspect
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import pytest
 from safetensors.torch import load_file
 
 import infoflow_kv
+from infoflow_kv.benchmark.sp import free_port
 
 
 def thorough(*values: Any) -> Any:
@@ -141,13 +141,6 @@ def watch_ranks(
             )
             for rank, (status, seconds) in enumerate(answer["ended"])
         ]
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _result(folder: Path, rank: int) -> Any:

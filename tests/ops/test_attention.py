@@ -122,7 +122,7 @@ def test_all_forms_agree(ranks):
     packed = staircase.pack(query, 2)
     masked = staircase.in_blocks(query, keys, values, ranks, AttentionSpec(0.25), None)
     cuts = pieces.cut(ranks)
-    merged = pieces.in_pieces(packed, keys, values, cuts, [pieces.bias_of(c, 3, packed.dtype) for c in cuts], 0.25)
+    merged, _ = pieces.in_pieces(packed, keys, values, cuts, [pieces.bias_of(c, 3, packed.dtype) for c in cuts], 0.25)
     assert_close(staircase.unpack(merged, query.shape), masked, KERNEL[torch.float32])
     for block_rows in (16, 64):
         blocks = products.blocks_of(ranks, ranks.tolist(), block_rows, packed.dtype)

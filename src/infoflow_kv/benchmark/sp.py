@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,11 @@ def measure_sp(
         say("measuring this machine's rate")
         flops = rank_flops(ranks, job.dtype, job.threads)
         rate = scaled_bits_per_second(link, flops, 2 if job.dtype != "float32" else 4)
-    with ExitStack() as stack:
-        folder = Path(job.folder)
-        port = free_port()
-        path = folder / f"job{ranks}.json"
-        job.write(path)
-        made = stack.enter_context(links(ranks, f"{int(rate)}bit")) if link is not None else None
+    path = Path(job.folder) / f"job{ranks}.json"
+    job.write(path)
+    with nullcontext() if link is None else links(ranks, f"{int(rate)}bit") as made:
         say(f"{ranks} ranks" + (f", links of {rate / 1e6:.1f} Mbit/s" if link else ""))
-        seen = run_ranks(path, ranks, made, job, port)
+        seen = run_ranks(path, ranks, made, job, free_port())
     return [
         record(job, ranks, seen, label)
         | {"link": link, "link_mbit": tidy(rate / 1e6), "rank_gflops": tidy(flops / 1e9)}

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from infoflow_kv.ops.forms import choice_of_environment, pick
-from infoflow_kv.ops.pieces import Piece, bias_of, cut, flash, merge_into
+from infoflow_kv.ops.pieces import Piece, bias_of, cut, in_pieces
 from infoflow_kv.ops.spec import AttentionSpec, by_head
-from infoflow_kv.ops.staircase import is_right
+from infoflow_kv.ops.staircase import is_right, pack, unpack
 from infoflow_kv.shapes import Bool, Float, Int, Tensor
 
 # Rows per step of the form that any device and any layer takes: it writes the logits down.
@@ -60,7 +60,7 @@ class PartialAttention:
     ) -> tuple[Float[Tensor, "heads rows head_dim"], Float[Tensor, "heads rows"]]:
         """Output over the part, and the float32 LSE: 0 and -inf for a row that sees nothing. Sinks are left out: they
         count once, over all parts (`add_sinks`)."""
-        heads, rows, head_dim = query.shape
+        heads, rows, _ = query.shape
         lse = torch.full((heads, rows), float("-inf"), dtype=torch.float32, device=query.device)
         out = torch.zeros_like(query)
         if self._first == rows:
@@ -79,14 +79,10 @@ class PartialAttention:
                 logits = logits_of(query[:, part], keys, self.seen.visible(part, self._filled), spec)
                 out[:, part], lse[:, part] = output_of(logits, values, query.dtype)
             return out, lse
-        kv_heads = keys.shape[0]
-        group = heads // kv_heads
-        there = query[:, self._first :]
-        packed = there.view(kv_heads, group, -1, head_dim).transpose(1, 2).reshape(kv_heads, -1, head_dim)
-        part_out, part_lse = self._in_pieces(packed, keys, values, spec.scale, group)
-        num_there = rows - self._first
-        out[:, self._first :] = part_out.view(kv_heads, num_there, group, head_dim).transpose(1, 2).reshape(there.shape)
-        lse[:, self._first :] = part_lse.view(kv_heads, num_there, group).transpose(1, 2).reshape(heads, num_there)
+        there, group = query[:, self._first :], heads // keys.shape[0]
+        part_out, part_lse = self._in_pieces(pack(there, keys.shape[0]), keys, values, spec.scale, group)
+        out[:, self._first :] = unpack(part_out, there.shape)
+        lse[:, self._first :] = unpack(part_lse[..., None], there[..., :1].shape)[..., 0]
         return out, lse
 
     def _by_triton(
@@ -108,16 +104,7 @@ class PartialAttention:
         if biases is None:
             biases = [bias_of(piece, group, packed.dtype) for piece in self._pieces]
             self._biases[group, packed.dtype] = biases
-        out = torch.empty_like(packed, dtype=torch.float32)
-        lse = torch.empty(packed.shape[:2], dtype=torch.float32)
-        for piece, bias in zip(self._pieces, biases, strict=True):
-            rows = slice(piece.rows.start * group, piece.rows.stop * group)
-            part, part_lse = flash(packed[:, rows], keys[:, piece.slots], values[:, piece.slots], scale, bias=bias)
-            if piece.opens:
-                out[:, rows], lse[:, rows] = part.float(), part_lse
-            else:
-                merge_into(out[:, rows], lse[:, rows], part, part_lse)
-        return out, lse
+        return in_pieces(packed, keys, values, self._pieces, biases, scale)
 
 
 def logits_of(

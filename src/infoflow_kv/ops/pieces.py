@@ -118,8 +118,8 @@ def in_pieces(
     pieces: Sequence[Piece],
     biases: Sequence[Float[Tensor, "1 1 _ _"] | None],
     scale: float,
-) -> Float[Tensor, "kv_heads packed head_dim"]:
-    """Attention of packed rows over their pieces; `biases` are the pieces' own, see `bias_of`."""
+) -> tuple[Float[Tensor, "kv_heads packed head_dim"], Float[Tensor, "kv_heads packed"]]:
+    """Output and LSE, float32, of packed rows over their pieces; `biases` are the pieces' own, see `bias_of`."""
     group = packed.shape[1] // max(piece.rows.stop for piece in pieces)
     # The kernel's own layout, rows before heads: what is merged then lies in one run of memory.
     kv_heads, num_packed, head_dim = packed.shape
@@ -132,7 +132,7 @@ def in_pieces(
             out[:, rows], lse[:, rows] = part, part_lse
         else:
             merge_into(out[:, rows], lse[:, rows], part, part_lse)
-    return out.to(packed.dtype)
+    return out, lse
 
 
 def merge_into(

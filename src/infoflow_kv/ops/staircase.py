@@ -141,7 +141,7 @@ class Staircase:
         biases = self._biases.get(key)
         if biases is None:
             biases = self._biases[key] = [bias_of(piece, group, packed.dtype) for piece in pieces]
-        return in_pieces(packed, keys, values, pieces, biases, scale)
+        return in_pieces(packed, keys, values, pieces, biases, scale)[0].to(packed.dtype)
 
 
 def is_right(form: Form, query: Float[Tensor, "heads rows head_dim"]) -> bool:

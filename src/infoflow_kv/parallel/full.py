@@ -40,10 +40,9 @@ class GatherRows(DealtRows):
 
     def attend(self, given: AttentionInput) -> Float[Tensor, "heads here head_dim"]:
         memory, sequence = self.memory, self.memory.shard.sequence
-        counts = torch.bincount(memory.homes[self.ranks.cpu()], minlength=sequence.size).tolist()
-        places = memory.places(self._team_ranks)
+        places = self._team_places
         own = torch.cat([memory.keys[given.layer][:, places], memory.values[given.layer][:, places]], dim=-1)
-        both = sequence.all_gather(own.transpose(0, 1).contiguous(), counts)
+        both = sequence.all_gather(own.transpose(0, 1).contiguous(), self._shard_counts)
         both = both.index_select(0, self._whole).transpose(0, 1)
         width = both.shape[-1] // 2
         here = self.ranks[self.here[: self._num_here]]
@@ -63,11 +62,14 @@ class RingRows(DealtRows):
     def __init__(self, memory: SpreadMemory, ranks: Int[Tensor, " rows"], runners: Int[Tensor, " rows"]) -> None:
         super().__init__(memory, ranks, runners)
         self._blocks: dict[tuple[int | None, int], PartialAttention] = {}
+        self._rank_of_own = self.ranks[self.here[: self._num_here]]
+        # Whose keys come from each rank, and both shares as runs of consecutive ranks: the same in every layer.
+        self._sources = [ranks[(runners == rank).to(ranks.device)] for rank in range(memory.shard.sequence.size)]
+        self._own_halves, self._halves = _halves(self._rank_of_own), [_halves(source) for source in self._sources]
 
     def attend(self, given: AttentionInput) -> Float[Tensor, "heads here head_dim"]:
         memory, sequence = self.memory, self.memory.shard.sequence
-        homes = memory.homes[self.ranks.cpu()]
-        places = memory.places(self._team_ranks)
+        places = self._team_places
         query = given.query[:, : self._num_here]
         own = torch.stack([memory.keys[given.layer][:, places], memory.values[given.layer][:, places]])
         merged: Tensor | None = None
@@ -77,8 +79,7 @@ class RingRows(DealtRows):
             following = None
             if step + 1 < sequence.size:  # under way while this block is attended
                 following = sequence.shift(own, (2, own.shape[1], self._shard_counts[came_from], own.shape[3]))
-            slot_ranks = self.ranks[(homes == source).to(self.ranks.device)]
-            out, lse = self._over_block(query, own[0], own[1], slot_ranks, source, given.spec)
+            out, lse = self._over_block(query, own[0], own[1], source, given.spec)
             if merged is None:  # its own block, of which each row sees itself at least
                 merged, whole = out.float(), lse
             else:
@@ -90,10 +91,10 @@ class RingRows(DealtRows):
         return out if self._num_here else out.new_zeros(out.shape[0], 1, out.shape[2])
 
     def _over_block(
-        self, query: Tensor, keys: Tensor, values: Tensor, slot_ranks: Tensor, source: int, spec: AttentionSpec
+        self, query: Tensor, keys: Tensor, values: Tensor, source: int, spec: AttentionSpec
     ) -> tuple[Float[Tensor, "heads rows head_dim"], Float[Tensor, "heads rows"]]:
-        here = self.ranks[self.here[: self._num_here]]
-        halves = _halves(here), _halves(slot_ranks)
+        here, slot_ranks = self._rank_of_own, self._sources[source]
+        halves = self._own_halves, self._halves[source]
         if query.device.type == "cpu" and spec.softcap is None and spec.window is None and all(halves):
             return _by_halves(query, keys, values, here, slot_ranks, halves, spec)
         key = spec.window, source

@@ -18,8 +18,6 @@ from infoflow_kv.parallel.waiting import Waiting, started
 
 __all__ = ["Group", "Shift", "Team"]
 
-# How many times the limit of other phases that of "load" is.
-LOAD_TIMES = 10
 # How long `close` waits for ranks that are still at their last exchange.
 _FAREWELL_SECONDS = 5.0
 _FAREWELL_TAG = 1  # shifts have 0
@@ -44,8 +42,7 @@ class Group:
                 raise OptionError(f"timeout '{name}' is {seconds}; expected a number of seconds, at least 0.001")
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._seconds = timeout_seconds
-        # In "load" a rank prefills its chunks, and others may have less to do: they wait for it.
-        self._timeouts = {"load": LOAD_TIMES * timeout_seconds, **(timeouts or {})}
+        self._timeouts = dict(timeouts or {})
         self._on_phase = on_phase
         self._teams: dict[int, tuple[Team, Team]] = {}
         self._waiting = Waiting(self.rank, self.size, timeout_seconds, self._destroy)
@@ -88,10 +85,13 @@ class Group:
         return self._waiting.seconds
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """While it lasts: errors and byte counts bear its name, and its timeout holds. Waits for nobody."""
+    def phase(self, name: str, times: float = 1.0) -> Iterator[None]:
+        """While it lasts: errors and byte counts bear its name, and its timeout holds. Waits for nobody.
+
+        `times`: how many times the usual limit it gets, where it was given none of its own.
+        """
         before = self._waiting.phase_name, self._waiting.seconds
-        self._enter(name, self._timeouts.get(name, self._seconds))
+        self._enter(name, self._timeouts.get(name, times * self._seconds))
         try:
             if self._on_phase is not None:
                 self._on_phase(name)

@@ -127,11 +127,18 @@ class RepeatedRows(_Rows):
 
     def write(self, given: AttentionInput, which: Bool[Tensor, " rows"] | None = None) -> None:
         memory, shard = self.memory, self.memory.shard
-        own = memory.homes[self.ranks.cpu()].to(self.ranks.device) == shard.sequence.index
-        own = own if which is None else own & which
-        places = memory.places(self.ranks[own])
+        own, places = self._own
+        if which is not None:
+            own, places = own & which, memory.places(self.ranks[own & which])
         memory.keys[given.layer].index_copy_(1, places, given.key[shard.own_kv_heads][:, own])
         memory.values[given.layer].index_copy_(1, places, given.value[shard.own_kv_heads][:, own])
+
+    @cached_property
+    def _own(self) -> tuple[Bool[Tensor, " rows"], Int[Tensor, " own"]]:
+        """Which of the rows have their slots here, and where; the same in every layer."""
+        homes = self.memory.homes[self.ranks.cpu()].to(self.ranks.device)
+        own = homes == self.memory.shard.sequence.index
+        return own, self.memory.places(self.ranks[own])
 
     def attend(self, given: AttentionInput) -> Float[Tensor, "heads here head_dim"]:
         memory, shard = self.memory, self.memory.shard
@@ -188,6 +195,7 @@ class DealtRows(_Rows):
         self._ascending = order.to(ranks.device)
         self._by_member = torch.argsort(order).to(ranks.device)
         self._team_ranks = ranks[team_rows.to(ranks.device)]
+        self._team_places = memory.places(self._team_ranks)
         shards = runners // shard.layout.head_shards
         self._shard_counts = torch.bincount(shards, minlength=shard.sequence.size).tolist()
         by_shard = torch.sort(shards, stable=True).indices
@@ -197,12 +205,12 @@ class DealtRows(_Rows):
 
     def write(self, given: AttentionInput, which: Bool[Tensor, " rows"] | None = None) -> None:
         memory = self.memory
-        new, ranks = self._new(given), self._team_ranks
+        new, places = self._new(given), self._team_places
         self._exchanged = None
         if which is not None:
-            mine = which[torch.searchsorted(self.ranks, ranks)]
-            new, ranks = new[:, mine], ranks[mine]
-        places, width = memory.places(ranks), new.shape[-1] // 2
+            mine = which[torch.searchsorted(self.ranks, self._team_ranks)]
+            new, places = new[:, mine], places[mine]
+        width = new.shape[-1] // 2
         memory.keys[given.layer].index_copy_(1, places, new[..., :width])
         memory.values[given.layer].index_copy_(1, places, new[..., width:])
 
@@ -220,7 +228,7 @@ class DealtRows(_Rows):
 
     def deviation(self, given: AttentionInput, measure: Measure) -> Float[Tensor, " rows"]:
         memory, shard = self.memory, self.memory.shard
-        new, places = self._new(given), memory.places(self._team_ranks)
+        new, places = self._new(given), self._team_places
         width = new.shape[-1] // 2
         mine, stored = (new[..., width:], memory.values) if measure == "V" else (new[..., :width], memory.keys)
         moved = (mine.float() - stored[given.layer].index_select(1, places).float()).square().sum(dim=(0, 2))
