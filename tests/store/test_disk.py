@@ -747,7 +747,7 @@ def test_threads_share_a_store(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.WARNING)
     chunks = [make_chunk(make_identity(tokens=30, first=n), seed=n) for n in range(12)]
     stores: list[ChunkStore] = [
-        DiskStore(tmp_path / "kv", max_bytes=60_000),
+        DiskStore(tmp_path / "kv", max_bytes=5 * 4096),  # each file takes one block
         MemoryStore(max_bytes=5 * chunks[0].num_bytes),
     ]
     wrong: list[str] = []
