@@ -2,7 +2,8 @@
 # pyproject.toml or the constraints change.
 
 PYTHON ?= python3
-PYTEST_FLAGS ?= -n 2 --dist loadfile
+# In the files' order, so that files of few but long tests do not come last.
+PYTEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
 VENV := .venv

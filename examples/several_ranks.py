@@ -15,7 +15,8 @@ DOCUMENTS = [
 
 def main(model_name: str = "smollm2-135m") -> str:
     # All ranks make the same calls with the same arguments. A rank that is lost ends the others with a ParallelError.
-    with ifk.Group.join(timeout_seconds=120) as group:
+    # gloo is for models on CPUs. With a GPU for each rank leave it out, and load to f"cuda:{group.local_rank}".
+    with ifk.Group.join(timeout_seconds=120, backend="gloo") as group:
         engine = ifk.Engine(ifk.load(model_name), store=ifk.MemoryStore(), group=group)
         answer = engine.answer("Who keeps the lighthouse of Saltmere?", DOCUMENTS, max_new_tokens=24)
         if group.rank == 0:

@@ -19,9 +19,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "parallel.jsonl"
 UNMEASURED = "Nothing is measured yet."
 # What tells two records apart, of which the later counts; and what a table is about.
 SUBJECT = (
-    "model", "dtype", "device", "threads", "ranks", "token_ids_sha256", "arm", "budget", "cached", "link",
+    "model", "dtype", "device", "threads", "ranks", "token_ids_sha256", "chunks", "arm", "budget", "cached", "link",
 )  # fmt: skip
-TABLE = ("model", "dtype", "device", "threads", "context_tokens", "link")
+TABLE = ("model", "dtype", "device", "threads", "context_tokens", "chunks", "link")
 
 Record = dict[str, Any]
 
@@ -64,8 +64,8 @@ def one_table(rows: list[Record]) -> str:
     where = first["environment"]
     runs = f"medians of {first['repeats']}" if first["repeats"] > 1 else "one run each"
     title = (
-        f"`{first['model']}`, {first['dtype']}, {first['context_tokens']:,} context tokens, {link}, "
-        f"{first['threads']} thread{'s' * (first['threads'] != 1)} a rank, {runs} "
+        f"`{first['model']}`, {first['dtype']}, {first['context_tokens']:,} context tokens in {first['chunks']} "
+        f"chunks, {link}, {first['threads']} thread{'s' * (first['threads'] != 1)} a rank, {runs} "
         f"({where['processor']}, {where['cores']} cores, torch {where['torch']}, {where['date']})."
     )
     columns = ["arm", "ranks", "layout", "TTFT, s", "spread", "sent by a rank, MB", "on the wire, MB"]
@@ -74,9 +74,9 @@ def one_table(rows: list[Record]) -> str:
     for r in rows:
         sent, wire = r.get("sent_bytes"), r.get("interface_bytes")
         row = [
-            f"`{r['arm']}`",
+            f"`{r['arm']}`" if r["layout"] else "full prefill",  # by one rank: no ring
             str(r["ranks"]),
-            r["layout"] if r["arm"] not in ("ring", "gather") else "",
+            r["layout"] if r["arm"] not in ("ring", "gather") and r["ranks"] > 1 else "",
             f"{r['ttft_seconds_median']:.3g}",
             f"{100 * r['spread']:.0f}%" if r["repeats"] > 1 else "",
             "" if sent is None else f"{sent / 1e6:,.2f}",

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infoflow_kv.choosing import Choice, Request, choose, order_chunks, permuted
-from infoflow_kv.chunking import (
-    Documents,
-    TextEncoder,
-    as_document,
-    chunks_of,
-    listed,
-    render,
-)
+from infoflow_kv.chunking import Documents, TextEncoder, as_document, chunks_of, listed, render
 from infoflow_kv.chunking import layout as lay_out
 from infoflow_kv.decoding import Sampling, TextAssembler, decode, sampler
 from infoflow_kv.errors import ComputeError, OptionError, PromptTooLongError
@@ -31,18 +24,7 @@ from infoflow_kv.planning import Plan, plan_request
 from infoflow_kv.positions import request_positions
 from infoflow_kv.prefilling import NEIGHBOUR
 from infoflow_kv.recipes import Recipe, change, check_chunk_tokens, check_regime, check_tiles, make_recipe
-from infoflow_kv.records import (
-    AddReport,
-    Answer,
-    Chunk,
-    ChunkIdentity,
-    Document,
-    Piece,
-    Prompt,
-    Selection,
-    Timings,
-    Usage,
-)
+from infoflow_kv.records import AddReport, Answer, Chunk, ChunkIdentity, Document, Piece, Prompt, Selection, Usage
 from infoflow_kv.repairing import repair
 from infoflow_kv.runs import Clock, Run, answer_of
 from infoflow_kv.speeds import find_speeds
@@ -238,7 +220,8 @@ class Engine:
         assembler = TextAssembler(self.model.text, self.model.stop_ids, stop)
         with self.place.request((tuple(stop), sampling)):
             prompt = self.prompt(question, documents)
-            run = self.run(prompt, method=method, budget=budget, num_new=max_new_tokens, seed=sampling.seed)
+            recipe = change(self.recipe, self.model, method, budget, self._layers)
+            run = self._run(prompt, recipe, max_new_tokens, (), sampling.seed, None)
             first = 0.0
             pick, logits = self.place.picks(sampler(sampling)), run.logits[-1] if run.logits.numel() else None
             tokens = self.place.decoding(
@@ -280,9 +263,22 @@ class Engine:
         after each forced token. `truth`: the values of a full prefill `[layers, kv_heads, context.., head_dim]`, for
         the laboratory's oracle.
         """
+        recipe = change(recipe or self.recipe, self.model, method, budget, self._layers)
+        with self.place.request(()):
+            return self._run(prompt, recipe, num_new, forced_ids, seed, truth)
+
+    def _run(
+        self,
+        prompt: Prompt,
+        recipe: Recipe,
+        num_new: int,
+        forced_ids: Sequence[int],
+        seed: int,
+        truth: "Tensor | None",
+    ) -> Run:
+        """`run`, inside a request of the engine's place."""
         if prompt.head_ids != self.head_ids:
             raise OptionError("the prompt was made by an engine with another chat header; use this engine's prompt()")
-        recipe = change(recipe or self.recipe, self.model, method, budget, self._layers)
         num_new = max(num_new, len(forced_ids) + 1)
         if prompt.num_tokens + num_new > self.model.window_tokens:
             raise PromptTooLongError(prompt.num_tokens, num_new, self.model.window_tokens)
@@ -297,7 +293,7 @@ class Engine:
 
         place = self.place
         place.begin(prompt, recipe, num_new, seed, in_laboratory=bool(forced or truth is not None))
-        clock = Clock()
+        clock = Clock(self.model.device)
         key, kept = self._find_kept(prompt, recipe, num_context + num_rows)
         plan = self._plan(prompt, recipe, num_context + num_rows) if kept is None else None
         if plan is not None and plan.picks_full:
@@ -356,14 +352,7 @@ class Engine:
             measured_tokens=parts.measured_tokens,
             kept_tokens=0 if kept is None else int(kept.repaired[kept.exact_tokens :].sum()),
         )
-        timings = Timings(
-            load_seconds=clock["load"],
-            assemble_seconds=clock["assemble"],
-            score_seconds=clock["reorder"] + clock["score"],
-            repair_seconds=clock["repair"],
-            predicted_seconds=plan.seconds if plan is not None else 0.0,
-            predicted_full_seconds=plan.full_seconds if plan is not None else 0.0,
-        )
+        timings = clock.timings((plan.seconds, plan.full_seconds) if plan is not None else (0.0, 0.0))
         logits = torch.empty(0, 0) if logits is None else logits  # another rank ran the prompt's last row
         return Run(prompt, recipe, order, context, rotary, selection, logits, usage, timings, parts.unstored, trace)
 

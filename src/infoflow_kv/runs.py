@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from infoflow_kv.decoding import TextAssembler
 from infoflow_kv.kept import Trace
 from infoflow_kv.methods import Method
@@ -46,19 +48,31 @@ class Run:
 
 
 class Clock:
-    """Seconds between marks."""
+    """Seconds between marks of work on `device`; what a GPU has only been told to do counts where it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._last = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         self._seconds[phase] = now - self._last
         self._last = now
 
-    def __getitem__(self, phase: str) -> float:
-        return self._seconds[phase]
+    def timings(self, predicted: tuple[float, float]) -> Timings:
+        """The stages of a request. `predicted`: seconds of this request and of full prefill, 0 where nothing was."""
+        seconds = self._seconds
+        return Timings(
+            load_seconds=seconds["load"],
+            assemble_seconds=seconds["assemble"],
+            score_seconds=seconds["reorder"] + seconds["score"],
+            repair_seconds=seconds["repair"],
+            predicted_seconds=predicted[0],
+            predicted_full_seconds=predicted[1],
+        )
 
 
 def answer_of(run: Run, model_name: str, assembler: TextAssembler, timings: Timings) -> Answer:

@@ -14,7 +14,7 @@ import torch
 from infoflow_kv.decoding import Sampler
 from infoflow_kv.errors import OptionError, ParallelError, unknown_name
 from infoflow_kv.models import LanguageModel, RotaryTables
-from infoflow_kv.parallel.cost import DecoderShape, Layout, head_layout, pick_layout, query_layout
+from infoflow_kv.parallel.cost import LAYOUTS, DecoderShape, Layout, head_layout, pick_layout, query_layout
 from infoflow_kv.parallel.dealing import deal_chunks, deal_sources, zigzag
 from infoflow_kv.parallel.full import Baseline, FullMemory
 from infoflow_kv.parallel.group import Group
@@ -26,9 +26,9 @@ from infoflow_kv.records import Chunk, ChunkIdentity, ChunkInputs, ChunkKV, Cont
 from infoflow_kv.shapes import Int, Tensor
 from infoflow_kv.supply import Parts, Supply
 
-LAYOUTS = ("auto", "Q", "H", "HQ")
-# In "load" each rank prefills its chunks, and the others may have less to do: they wait so many times the usual limit.
-LOAD_TIMES = 10.0
+# How many times the usual limit a phase gets. In "load" each rank prefills its chunks, and the others may have less to
+# do; "move" is the one exchange that grows with the whole context.
+PHASE_TIMES = {"load": 10.0, "move": 10.0}
 
 
 def spread_over(
@@ -38,16 +38,20 @@ def spread_over(
     ranks do not allow, and for `refused`, settings that were given and have no parallel form."""
     if refused:
         raise OptionError(f"{' and '.join(refused)} cannot be used where several ranks share a request; leave them out")
-    return Spread(model, supply, group, *find_layout(layout, group.size, model, recipe.budget.share))
+    found = find_layout(layout, group.size, model, recipe.budget.share, stored=supply.store is not None)
+    return Spread(model, supply, group, *found)
 
 
-def find_layout(layout: str | Layout, ranks: int, model: LanguageModel, share: float) -> tuple[Layout, str]:
-    """The layout of this name, and why; OptionError with the known ones if there is none."""
+def find_layout(
+    layout: str | Layout, ranks: int, model: LanguageModel, share: float, *, stored: bool
+) -> tuple[Layout, str]:
+    """The layout of this name, and why; OptionError with the known ones if there is none. `stored`: see
+    `pick_layout`."""
     if isinstance(layout, Layout):
         return layout, "as given"
     shape = shape_of(model)
     if layout == "auto":
-        return pick_layout(shape, ranks, share)
+        return pick_layout(shape, ranks, share, stored=stored)
     if layout not in LAYOUTS:
         raise unknown_name("layout", layout, LAYOUTS)
     found = query_layout(ranks) if layout == "Q" else head_layout(shape, ranks)
@@ -88,7 +92,7 @@ class Spread:
         self._whole = Shard(group, query_layout(group.size), model.num_heads, model.num_kv_heads)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._group.phase(name, LOAD_TIMES if name == "load" else 1.0)
+        return self._group.phase(name, PHASE_TIMES.get(name, 1.0))
 
     def begin(self, prompt: Prompt, recipe: Recipe, num_new: int, seed: int, *, in_laboratory: bool) -> None:
         if in_laboratory:
@@ -299,7 +303,7 @@ class Spread:
         def width(index: int) -> int:
             return 2 * model.num_layers * own * chunks[index].num_tokens * model.head_dim
 
-        with self._group.phase("move"):
+        with self.phase("move"):
             mine = sum(width(index) for index in whole)
             flat = torch.empty(team.size * mine, dtype=model.dtype, device=model.device)
             at = 0

@@ -196,7 +196,7 @@ class TestPredict:
         assert lines(home.out) == whole
 
     def test_interrupted_by_a_signal_it_goes_on(self, home: Home) -> None:
-        home.data(*(record(n) for n in range(40)))
+        home.data(*(record(n) for n in range(16)))
         arguments = ("eval", "predict", "--data", home.folder / "boats.chunks.jsonl", "--out", home.out, "--model",
                      home.model, "--methods", "full,none,infoflow", *SHORT)  # fmt: skip
         process = subprocess.Popen(
@@ -213,14 +213,14 @@ class TestPredict:
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (130, ""), err
         found = re.fullmatch(
-            r"interrupted: (\d+) of 120 rows are in (.*); run the same command again to continue\n", err
+            r"interrupted: (\d+) of 48 rows are in (.*); run the same command again to continue\n", err
         )
         assert found is not None and found[2] == str(home.out), err
         written = file.read_bytes()
         assert int(found[1]) <= written.count(b"\n") <= int(found[1]) + 1
-        assert written.count(b"\n") < 120
+        assert written.count(b"\n") < 48
         resumed = home.cli(*arguments, "--json").record
-        assert resumed["found"] == written.count(b"\n") and resumed["found"] + resumed["written"] == 120
+        assert resumed["found"] == written.count(b"\n") and resumed["found"] + resumed["written"] == 48
         assert file.read_bytes().startswith(written[: written.rfind(b"\n") + 1])
         whole = home.cli(*arguments[:4], "--out", home.folder / "whole", *arguments[6:])
         assert whole.code == 0

@@ -64,6 +64,24 @@ def test_limits_out_of_range(seconds: float) -> None:
         Group(Place(0, 1, 0), timeout_seconds=seconds)
 
 
+def test_a_limit_for_a_phase_that_there_is_not() -> None:
+    with pytest.raises(OptionError, match="unknown phase 'lod'; did you mean 'load'"):
+        Group(Place(0, 1, 0), timeouts={"lod": 5.0})
+
+
+def test_nccl_alone_is_refused_and_a_rank_without_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small messages and CPU stores need gloo beside it; no GPU is touched before that is said."""
+    with pytest.raises(OptionError, match="nccl carries no tensors on CPUs, and some are; give cpu:gloo,cuda:nccl"):
+        Group(Place(0, 2, 0), backend="nccl")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(
+        OptionError, match="local rank 1 has no GPU of its own: there are 1 here;.*give the backend gloo"
+    ):
+        Group(Place(1, 2, 1))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_other_rank_does_not_come(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (GOOD | {"RANK": str(rank), "MASTER_PORT": str(free_port())}).items():

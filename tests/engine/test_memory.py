@@ -40,7 +40,11 @@ def test_parts_are_let_go_as_they_are_copied(model, tmp_path, monkeypatch, geome
 
     monkeypatch.setattr(room, "assemble_one_by_one", watched)
     Engine(model, DiskStore(tmp_path), chunk_tokens=64).add(TEXTS)
-    Engine(model, DiskStore(tmp_path), chunk_tokens=64, geometry=geometry).answer("How many nets?", TEXTS, 1)
+    gc.freeze()  # what lives by now need not be searched each time
+    try:
+        Engine(model, DiskStore(tmp_path), chunk_tokens=64, geometry=geometry).answer("How many nets?", TEXTS, 1)
+    finally:
+        gc.unfreeze()
     assert len(alive) >= 6
     if geometry == "GLOBAL":
         assert max(alive) <= 2  # the one being copied, and the one before

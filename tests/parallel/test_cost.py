@@ -213,17 +213,19 @@ def test_pick_layout() -> None:
         assert rule.partition(":")[0] in (layout.name, "one rank")
         return layout.name, layout.head_shards, layout.sequence_shards
 
-    assert [picked(n) for n in (1, 2, 4, 8)] == [("H", 1, 1), ("H", 2, 1), ("H", 4, 1), ("H", 8, 1)]
+    assert [picked(n, stored=True) for n in (1, 2, 4, 8)] == [("H", 1, 1), ("H", 2, 1), ("H", 4, 1), ("H", 8, 1)]
+    assert [picked(n)[0] for n in (1, 2, 4, 8)] == ["H", "Q", "H", "H"]
     assert [picked(n) for n in (12, 16, 64)] == [("HQ", 4, 3), ("HQ", 8, 2), ("HQ", 8, 8)]
     assert [picked(n) for n in (3, 7)] == [("Q", 1, 3), ("Q", 1, 7)]
-    # Few rows stay with Q, but not where the heads' layout sends less all the same.
-    assert picked(4, share=0.04) == ("Q", 1, 4)
-    assert picked(4, share=0.05) == ("H", 4, 1)
+    # Few rows go with Q, where K and V would have to move first.
+    assert [picked(4, share=share)[0] for share in (0.08, 0.09)] == ["Q", "H"]
     assert [picked(8, share=share)[0] for share in (0.03, 0.04)] == ["Q", "H"]
+    assert [picked(n, share=0.01, stored=True) for n in (4, 8)] == [("H", 4, 1), ("H", 8, 1)]
     assert picked(64, share=0.01) == ("HQ", 8, 8)
-    # 32 layers of 4096 bytes for each of 4096 tokens is half a gigabyte.
-    assert picked(8, tokens=32 * K, free_bytes=5e8) == ("Q", 1, 8)
-    assert picked(8, tokens=32 * K, free_bytes=6e8) == ("H", 8, 1)
+    # As many K/V heads as heads: the move alone is four times what queries at 15 % send.
+    mha = replace(LLAMA_8B, kv_heads=LLAMA_8B.heads)
+    assert [pick_layout(mha, 4, stored=stored)[0].name for stored in (False, True)] == ["Q", "H"]
+    assert pick_layout(mha, 4)[1] == "Q: rows of 0.15 of the tokens send less than a move of all K and V by head"
     with pytest.raises(OptionError, match="0 ranks"):
         pick_layout(LLAMA_8B, 0)
     with pytest.raises(OptionError, match="not of 8 ranks"):

@@ -36,7 +36,8 @@ class Setting:
     """What is measured and how often. `documents` are repeated, marked, where they are too few for a length.
 
     `model_name`: as the model was asked for. `environment`: the record of the machine. `seed` orders the documents.
-    `plans`: requests may take full prefill where that is predicted to be quicker.
+    `plans`: requests may take full prefill where that is predicted to be quicker. `joined`: the documents of a request
+    become one, so that its chunks are as long as asked for, however short the documents are.
     """
 
     model: LanguageModel
@@ -48,6 +49,7 @@ class Setting:
     chunk_tokens: int = 512
     seed: int = 0
     plans: bool = False
+    joined: bool = False
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     def engine(self, store: ChunkStore | None = None, method: str = "infoflow", budget: float = 0.15) -> Engine:
@@ -60,6 +62,8 @@ class Setting:
         """
         engine = self.engine()
         documents = gather(engine, self.documents, tokens, self.seed)
+        if self.joined:
+            documents = (Document(text="\n\n".join(document.text for document in documents)),)
         prompt = engine.prompt(self.question, documents)
         if prompt.num_tokens + num_new > self.model.window_tokens:
             raise PromptTooLongError(prompt.num_tokens, num_new, self.model.window_tokens)

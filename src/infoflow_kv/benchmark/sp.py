@@ -6,14 +6,16 @@ which a real link stands to a GPU's. Compute and traffic then weigh about as the
 
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,9 +63,14 @@ def scaled_bits_per_second(link: str, flops: float, itemsize: int) -> float:
 
 
 def measure_sp(
-    job: SpJob, ranks: int, link: str | None = None, on_step: Callable[[str], None] | None = None
+    job: SpJob,
+    ranks: int,
+    link: str | None = None,
+    on_step: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """One record per arm: TTFT from the request on all ranks to the first token on rank 0, stages, bytes by phase.
+    """One record per arm: TTFT from the request on all ranks to the first token on rank 0, stages, bytes by phase. Arms
+    that so many ranks or the model do not allow are left out, which `on_note` is told.
 
     `link`: a link's name, to which the ranks' links are scaled; None: the loopback. OptionError where links cannot be
     made here, ComputeError where a rank fails.
@@ -81,6 +88,8 @@ def measure_sp(
     with nullcontext() if link is None else links(ranks, f"{int(rate)}bit") as made:
         say(f"{ranks} ranks" + (f", links of {rate / 1e6:.1f} Mbit/s" if link else ""))
         seen = run_ranks(path, ranks, made, job, free_port())
+    for label, reason in seen[0]["left_out"].items():
+        (on_note or say)(f"{ranks} rank{'s' * (ranks > 1)}, {label} is left out: {reason}")
     return [
         record(job, ranks, seen, label)
         | {"link": link, "link_mbit": tidy(rate / 1e6), "rank_gflops": tidy(flops / 1e9)}
@@ -92,6 +101,7 @@ def run_ranks(path: Path, ranks: int, made: Links | None, job: SpJob, port: int)
     """What each rank saw; ComputeError with the first complaint where one failed."""
     started: list[subprocess.Popen[str]] = []
     logs = [path.with_suffix(f".{rank}.log") for rank in range(ranks)]
+    streams = ExitStack()
     try:
         for rank in range(ranks):
             command = [sys.executable, "-m", "infoflow_kv.benchmark.sp_rank", str(path)]
@@ -101,7 +111,7 @@ def run_ranks(path: Path, ranks: int, made: Links | None, job: SpJob, port: int)
                     env={**os.environ, **variables(rank, ranks, made, port), "OMP_NUM_THREADS": str(job.threads)},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=logs[rank].open("w", encoding="utf-8"),
+                    stderr=streams.enter_context(logs[rank].open("w", encoding="utf-8")),
                     text=True,
                 )
             )
@@ -116,6 +126,7 @@ def run_ranks(path: Path, ranks: int, made: Links | None, job: SpJob, port: int)
             if one.poll() is None:
                 one.kill()
             one.wait()
+        streams.close()
     if failed:
         said = {rank: last_words(logs[rank].read_text(encoding="utf-8")) for rank in failed}
         # Of the others it is only known that they lost one.
@@ -161,6 +172,7 @@ def record(job: SpJob, ranks: int, seen: Sequence[dict[str, Any]], label: str) -
         "device": job.device,
         "threads": job.threads,
         "ranks": ranks,
+        "chunk_tokens": job.chunk_tokens,
         **seen[0]["prompt"],
         "arm": label,
         "layout": first[0]["layout"],
@@ -181,11 +193,31 @@ def record(job: SpJob, ranks: int, seen: Sequence[dict[str, Any]], label: str) -
 
 
 def measure_all(
-    job: SpJob, ranks: Sequence[int], link: str | None, on_step: Callable[[str], None] | None = None
-) -> list[dict[str, Any]]:
-    """The records of each number of ranks, one after the other, each in a folder of its own."""
-    found: list[dict[str, Any]] = []
+    job: SpJob,
+    ranks: Sequence[int],
+    link: str | None,
+    on_step: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
+) -> Iterator[list[dict[str, Any]]]:
+    """The records of each number of ranks, one after the other as they are measured, each in a folder of its own."""
     for size in ranks:
-        with tempfile.TemporaryDirectory(prefix="sp-", dir=job.folder or None) as folder:
-            found += measure_sp(replace(job, folder=folder), size, link, on_step)
-    return found
+        with tempfile.TemporaryDirectory(prefix="sp-", dir=job.folder or None) as folder, cleaned_when_terminated():
+            found = measure_sp(replace(job, folder=folder), size, link, on_step, on_note)
+        yield found
+
+
+@contextmanager
+def cleaned_when_terminated() -> Iterator[None]:
+    """While it lasts, SIGTERM unwinds the stack, so that ranks and namespaces go too; in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

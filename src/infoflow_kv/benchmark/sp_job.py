@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from infoflow_kv.errors import OptionError, unknown_name
+from infoflow_kv.parallel.cost import LAYOUTS
 
-LAYOUTS = ("auto", "Q", "H", "HQ")
 BASELINES = ("ring", "gather")
 
 
@@ -41,6 +41,7 @@ class SpJob:
     question: str
     tokens: int
     chunk_tokens: int
+    joined: bool  # the documents of a request are one: chunks are that long, however short the documents
     arms: tuple[SpArm, ...]
     repeats: int
     threads: int

@@ -14,10 +14,12 @@ from infoflow_kv.benchmark.context import Request, Setting
 from infoflow_kv.benchmark.sp_job import BASELINES, SpArm, SpJob, read_job
 from infoflow_kv.benchmark.timing import rotated, tidy
 from infoflow_kv.engine import Engine
+from infoflow_kv.errors import OptionError
 from infoflow_kv.models import LanguageModel, load, quiet_transformers
 from infoflow_kv.models.shaped import PREFIX, shaped
 from infoflow_kv.parallel.cost import query_layout
 from infoflow_kv.parallel.counting import ByteCounter
+from infoflow_kv.parallel.formulas import PHASES
 from infoflow_kv.parallel.group import Group
 from infoflow_kv.records import Document
 from infoflow_kv.spreading import Spread, find_layout
@@ -30,38 +32,64 @@ def main(path: Path) -> None:
     torch.set_num_threads(job.threads)
     quiet_transformers()
     single = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    with Group.alone() if single else Group.join(timeout_seconds=job.timeout_seconds) as group:
+    # A job for CPUs needs no GPU to each rank, where there are some.
+    backend = None if job.device == "cuda" else "gloo"
+    with Group.alone() if single else Group.join(job.timeout_seconds, backend) as group:
         found = run(job, group)
         (Path(job.folder) / f"rank{group.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 def run(job: SpJob, group: Group) -> dict[str, Any]:
-    """Per arm: seconds, stages, tokens, bytes that this rank sent."""
+    """Per arm: seconds, stages, tokens, bytes that this rank sent; and why which arms were left out."""
     device = f"cuda:{group.local_rank}" if job.device == "cuda" else job.device
     make = shaped if job.model.startswith(PREFIX) else load
     model = make(job.model, dtype=job.dtype, device=device)
     documents = tuple(Document(text=text, title=title) for title, text in job.documents)
-    setting = Setting(model, documents, job.question, job.model, chunk_tokens=job.chunk_tokens)
+    setting = Setting(model, documents, job.question, job.model, chunk_tokens=job.chunk_tokens, joined=job.joined)
+    arms, left_out = possible(job.arms, group.size, model)
     request, little = setting.request(job.tokens, 2), setting.request(min(job.tokens, job.warmup_tokens), 2)
     folder = Path(job.folder) / "store"
-    if any(arm.cached for arm in job.arms):
+    if any(arm.cached for arm in arms):
         fill(model, folder, job, (request, little), group)
-    found: dict[str, Any] = {"rank": group.rank, "arms": {}, "prompt": describe(request)}
-    for arm in job.arms:
+    found: dict[str, Any] = {"rank": group.rank, "arms": {}, "left_out": left_out, "prompt": describe(request)}
+    for arm in arms:
         ask(model, arm, job, little, group, folder)  # connections, kernels
         found["arms"][arm.label] = {"rounds": []}
-    for turn in range(job.repeats):
-        for label in rotated([arm.label for arm in job.arms], turn):
-            arm = next(arm for arm in job.arms if arm.label == label)
-            found["arms"][label]["rounds"].append(ask(model, arm, job, request, group, folder))
+    for turn in range(job.repeats if arms else 0):
+        for arm in rotated(arms, turn):
+            found["arms"][arm.label]["rounds"].append(ask(model, arm, job, request, group, folder))
             if group.rank == 0:
-                sys.stderr.write(f"round {turn + 1}, {label}: {found['arms'][label]['rounds'][-1]['seconds']} s\n")
+                seconds = found["arms"][arm.label]["rounds"][-1]["seconds"]
+                sys.stderr.write(f"round {turn + 1}, {arm.label}: {seconds} s\n")
     if job.counts:
-        for arm in job.arms:
+        for arm in arms:
             with ByteCounter(group) as counter:
                 ask(model, arm, job, request, group, folder)
-            found["arms"][arm.label]["sent_bytes"] = counter.by_phase()
+            sent = counter.by_phase()
+            found["arms"][arm.label]["sent_bytes"] = {phase: sent[phase] for phase in PHASES if phase in sent}
     return found
+
+
+def possible(arms: Sequence[SpArm], ranks: int, model: LanguageModel) -> tuple[list[SpArm], dict[str, str]]:
+    """The arms that so many ranks and this model allow, and for each other one the reason; the same on all ranks."""
+    found: list[SpArm] = []
+    left_out: dict[str, str] = {}
+    seen: dict[tuple[str, float, bool, str], str] = {}
+    for arm in arms:
+        layout = ""
+        if arm.name not in BASELINES:
+            try:
+                layout = find_layout(arm.layout, ranks, model, arm.budget, stored=arm.cached)[0].name
+            except OptionError as error:
+                left_out[arm.label] = str(error)
+                continue
+        name = "full" if ranks == 1 and arm.name in BASELINES else arm.name
+        twin = seen.setdefault((name, arm.budget, arm.cached, layout), arm.label)
+        if twin != arm.label:
+            left_out[arm.label] = f"with {ranks} rank{'s' * (ranks > 1)} it is the same as {twin}"
+        else:
+            found.append(arm)
+    return found, left_out
 
 
 def ask(model: LanguageModel, arm: SpArm, job: SpJob, request: Request, group: Group, folder: Path) -> dict[str, Any]:
@@ -73,7 +101,6 @@ def ask(model: LanguageModel, arm: SpArm, job: SpJob, request: Request, group: G
     seconds = time.perf_counter() - start
     timings = answer.timings
     place = engine.place
-    assert isinstance(place, Spread)
     return {
         "seconds": tidy(seconds),
         "interface_bytes": interface_bytes() - before,
@@ -83,7 +110,7 @@ def ask(model: LanguageModel, arm: SpArm, job: SpJob, request: Request, group: G
             "score": tidy(timings.score_seconds),
             "repair": tidy(timings.repair_seconds),
         },
-        "layout": place.layout.name,
+        "layout": place.layout.name if isinstance(place, Spread) else None,
         "first_token": answer.token_ids[0],
         "recomputed_tokens": answer.usage.recomputed_tokens,
         "cached_chunks": answer.usage.cached_chunks,
@@ -92,13 +119,15 @@ def ask(model: LanguageModel, arm: SpArm, job: SpJob, request: Request, group: G
 
 def engine_of(model: LanguageModel, arm: SpArm, job: SpJob, group: Group, folder: Path) -> Engine:
     store = DiskStore(folder) if arm.cached else None
+    if arm.name in BASELINES and group.size == 1:  # plain full prefill: no ring's blocks, no partial attention
+        return Engine(model, store, method="full", chunk_tokens=job.chunk_tokens)
     if arm.name in BASELINES:
         layout = query_layout(group.size)
         engine = Engine(model, store, method="full", chunk_tokens=job.chunk_tokens, group=group, layout=layout)
         assert isinstance(engine.place, Spread)
         engine.place.baseline = "ring" if arm.name == "ring" else "gather"
         return engine
-    layout, _ = find_layout(arm.layout, group.size, model, arm.budget)
+    layout, _ = find_layout(arm.layout, group.size, model, arm.budget, stored=arm.cached)
     return Engine(model, store, budget=arm.budget, chunk_tokens=job.chunk_tokens, group=group, layout=layout)
 
 

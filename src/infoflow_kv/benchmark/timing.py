@@ -92,7 +92,7 @@ def measure(
     return {name: Timed(tuple(seconds[name]), tuple(results[name])) for name in arms}
 
 
-def rotated(names: list[str], turn: int) -> list[str]:
+def rotated(names: list[T], turn: int) -> list[T]:
     """The names in their order, another one first each turn.
 
     >>> rotated(["a", "b", "c"], 4)

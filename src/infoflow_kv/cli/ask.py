@@ -105,9 +105,10 @@ def ask(
 
         sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
         chunks = None if no_store else opening.open_store(opening.store_folder(store))
+        loaded = opening.load_model(model, dtype, shared.device, pdf_pages)
         shared.ready()  # HQ connects its teams as the engine is made, under the short limit
         engine = opening.make_engine(
-            opening.load_model(model, dtype, shared.device, pdf_pages),
+            loaded,
             chunks,
             method=method,
             budget=wanted,

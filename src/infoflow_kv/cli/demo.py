@@ -76,6 +76,8 @@ def demo(
     device: options.Device = options.DEVICE,
     budget: options.Budget = options.BUDGET,
     questions: Questions = 3,
+    layout: options.Layout = options.LAYOUT,
+    timeout: options.Timeout = options.TIMEOUT_SECONDS,
     as_json: options.Json = False,
 ) -> int:
     """Ask three questions over sample documents: full prefill beside reuse without and with recomputation.
@@ -88,13 +90,14 @@ def demo(
     \b
         infoflow-kv demo
         infoflow-kv demo --budget 0.3 --questions 1
+        torchrun --nproc-per-node 2 -m infoflow_kv demo --questions 1
     """
     from infoflow_kv.samples import DEMO_QUESTIONS
 
     if not 1 <= questions <= len(DEMO_QUESTIONS):
         raise OptionError(f"questions is {questions}; expected 1 to {len(DEMO_QUESTIONS)}")
     opening.check_choice("infoflow", budget)
-    with ranks.shared(device) as shared:
+    with ranks.shared(device, layout, timeout) as shared:
         folder = str(opening.store_folder(None).with_name("demo"))
         store = opening.open_store(folder)
         loaded = opening.load_model(model, dtype, shared.device)

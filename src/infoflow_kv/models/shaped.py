@@ -4,7 +4,7 @@ What a forward costs does not depend on the weights. Some of its layers suffice,
 """
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from infoflow_kv.errors import OptionError, unknown_name
 from infoflow_kv.models.loading import DTYPES, find, torch_device, wrap
@@ -14,6 +14,7 @@ PREFIX = "shape:"
 
 # name → config class, and layers, width, MLP width, heads, K/V heads, head_dim as published with each model
 SHAPES: dict[str, tuple[type, tuple[int, int, int, int, int, int]]] = {
+    "qwen2.5-1.5b": (Qwen2Config, (28, 1536, 8960, 12, 2, 128)),
     "qwen3-0.6b": (Qwen3Config, (28, 1024, 3072, 16, 8, 128)),
     "qwen3-1.7b": (Qwen3Config, (28, 2048, 6144, 16, 8, 128)),
     "qwen3-14b": (Qwen3Config, (40, 5120, 17408, 40, 8, 128)),
@@ -32,6 +33,7 @@ def shaped(name: str, dtype: str = "float32", device: str = "cpu") -> LanguageMo
     make, (most, width, mlp_width, heads, kv_heads, head_dim) = SHAPES[known]
     if layers and not (layers.isdigit() and 1 <= int(layers) <= most):
         raise OptionError(f"'{name}' asks for {layers} layers; {known} has {most}: give 1 to {most}")
+    where = torch_device(device)
     tokenizer = AutoTokenizer.from_pretrained(find("smollm2-135m", lambda _: None), trust_remote_code=False)
     config = make(
         vocab_size=len(tokenizer),
@@ -48,7 +50,8 @@ def shaped(name: str, dtype: str = "float32", device: str = "cpu") -> LanguageMo
     state = torch.random.get_rng_state()
     try:
         torch.manual_seed(0)
-        hf = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation="sdpa")
+        with where:  # on the device at once: ranks that share a host need not hold all their weights there
+            hf = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation="sdpa")
     finally:
         torch.random.set_rng_state(state)
-    return wrap(hf.to(torch_device(device)), tokenizer, name)
+    return wrap(hf.to(where), tokenizer, name)

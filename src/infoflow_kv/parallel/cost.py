@@ -10,9 +10,9 @@ from infoflow_kv.errors import OptionError
 
 VALUE_BYTES = 2  # bfloat16
 LSE_BYTES = 4  # one float32 for each query and head
+LAYOUTS = ("auto", "Q", "H", "HQ")  # names by which one is asked for
 SHARE = 0.15  # of the rows, recomputed; the paper's (arXiv 2603.05353, Table 5)
 PROMPT_TOKENS = 32
-Q_SHARE = 0.05  # below it Q can send less than H: the move of K and V does not shrink with the share
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,26 +154,21 @@ def infoflow_bytes(
     return once + repair_bytes(shape, share * tokens, layout)
 
 
-def pick_layout(
-    shape: DecoderShape, ranks: int, share: float = SHARE, *, tokens: int = 0, free_bytes: float | None = None
-) -> tuple[Layout, str]:
-    """The layout that a request should take, and the rule that says so; for bytes, as rules know nothing of the link.
+def pick_layout(shape: DecoderShape, ranks: int, share: float = SHARE, *, stored: bool = False) -> tuple[Layout, str]:
+    """The layout in which a rank sends least where `share` of the rows are recomputed, and why.
 
-    `free_bytes`: memory that a rank has left beside its K and V; the moved ones of `tokens` must find room in it.
+    `stored`: the chunks are in a store that every rank reads, so that heads come from there and need not be moved.
     """
     if ranks < 1:
         raise OptionError(f"{ranks} ranks: at least 1 is needed")
     heads = head_layout(shape, ranks)
     if ranks == 1:
         return heads, "one rank: nothing is sent"
-    queries = query_layout(ranks)
-    if share < Q_SHARE and infoflow_bytes(shape, 1, queries, share) <= infoflow_bytes(shape, 1, heads, share):
-        return queries, f"Q: under {Q_SHARE:.0%} of the rows send less than the move of K and V"
-    needed = shape.layers * tokens / ranks * shape.kv_bytes
-    if free_bytes is not None and needed > free_bytes:
-        return queries, f"Q: {needed / 1e9:.2f} GB of moved K and V do not fit beside those that are there"
     if heads.head_shards == 1:
         return heads, f"Q: {shape.kv_heads} K/V heads and {ranks} ranks have no common divisor to share heads by"
+    queries = query_layout(ranks)
+    if infoflow_bytes(shape, 1, queries, share) <= infoflow_bytes(shape, 1, heads, share, move=not stored):
+        return queries, f"Q: rows of {share:.2g} of the tokens send less than a move of all K and V by head"
     if heads.sequence_shards == 1:
         return heads, f"H: {ranks} ranks share {shape.kv_heads} K/V heads evenly"
     return heads, f"HQ: {ranks} ranks do not share {shape.kv_heads} K/V heads, groups of {heads.head_shards} do"

@@ -11,16 +11,20 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from infoflow_kv.errors import OptionError, ParallelError
+from infoflow_kv.errors import OptionError, ParallelError, unknown_name
 from infoflow_kv.parallel.environment import Place, from_environment
 from infoflow_kv.parallel.team import Shift, Team
 from infoflow_kv.parallel.waiting import Waiting, started
 
 __all__ = ["Group", "Shift", "Team"]
 
+# What a request goes through, by the names that errors, byte counts and `timeouts` give it: "prepare" is everything
+# before the first one.
+PHASES = ("prepare", "begin", "load", "move", "score", "repair", "decode")
 # How long `close` waits for ranks that are still at their last exchange.
 _FAREWELL_SECONDS = 5.0
 _FAREWELL_TAG = 1  # shifts have 0
+_BOTH = "cpu:gloo,cuda:nccl"
 
 
 class Group:
@@ -37,6 +41,8 @@ class Group:
         on_phase: Callable[[str], None] | None = None,
         timeouts: Mapping[str, float] | None = None,
     ) -> None:
+        if unknown := sorted(set(timeouts or {}) - set(PHASES)):
+            raise unknown_name("phase", unknown[0], PHASES)
         for name, seconds in [("timeout_seconds", timeout_seconds), *(timeouts or {}).items()]:
             if not (math.isfinite(seconds) and seconds >= 0.001):
                 raise OptionError(f"timeout '{name}' is {seconds}; expected a number of seconds, at least 0.001")
@@ -62,8 +68,9 @@ class Group:
     ) -> "Group":
         """This process's place among the ranks that torchrun started; returns when all have come.
 
-        `timeout_seconds` bounds every exchange, `timeouts` those of single phases, by name. `backend`: gloo, and NCCL
-        for tensors on GPUs where there are any, unless given. `on_phase` is called with the name of each phase that
+        `timeout_seconds` bounds every exchange, `timeouts` those of single phases, by a name of `PHASES`. `backend`:
+        gloo, and NCCL for tensors on GPUs where there are any (a GPU for each rank then), unless given: for models on
+        CPUs give "gloo". `on_phase` is called with the name of each phase that
         begins. Raises OptionError if torchrun's variables are missing or make no sense, ParallelError if a rank does
         not come.
         """
@@ -143,8 +150,6 @@ class Group:
 
         By single messages with their own tag: gloo ends a process in which two different collectives meet.
         """
-        if self._waiting.device.type != "cpu":
-            return  # NCCL knows no tags, and has finished everything that was waited for
         own = torch.zeros(1, dtype=torch.uint8)
         others = [rank for rank in range(self.size) if rank != self.rank]
         with self._waiting.guard():
@@ -161,7 +166,9 @@ class Group:
                 "torch.distributed.init_process_group to Group.join"
             )
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
-        backend = backend or ("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        backend = backend or (_BOTH if cuda else "gloo")
+        if backend == "nccl":
+            raise OptionError(f"the backend nccl carries no tensors on CPUs, and some are; give {_BOTH}")
         self._staged = "nccl" not in backend
         if not self._staged and self.local_rank >= torch.cuda.device_count():
             raise OptionError(
@@ -172,8 +179,6 @@ class Group:
             # Without it a lost rank would end this process from a thread of NCCL's, with no error to catch.
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
             torch.cuda.set_device(self.local_rank)
-        if backend == "nccl":
-            self._waiting.device = torch.device("cuda", self.local_rank)
         timeout = timedelta(seconds=self._seconds)
         self._waiting.connect(
             lambda: dist.init_process_group(backend, timeout=timeout, rank=self.rank, world_size=self.size)

@@ -147,7 +147,7 @@ class Team:
         if self.size == 1:
             return
         digest = hashlib.sha256(value.encode() if isinstance(value, str) else value).digest()
-        own = torch.tensor([list(digest)], dtype=torch.uint8, device=self._waiting.device)
+        own = torch.tensor([list(digest)], dtype=torch.uint8)
         digests = [bytes(row) for row in self.all_gather(own, [1] * self.size).tolist()]
         others = [rank for rank, found in zip(self.ranks, digests, strict=True) if found != digests[0]]
         if others:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 
 from infoflow_kv.errors import ParallelError
@@ -20,8 +19,7 @@ _GRACE_SECONDS = 1.0
 class Waiting:
     """What all teams of one group share: where the request is, how long an exchange may take, whether it has failed.
 
-    Attributes: `phase_name`, `seconds` (the limit of one exchange), `broken` (an exchange failed: no more are tried),
-    `device` (where small messages are made).
+    Attributes: `phase_name`, `seconds` (the limit of one exchange), `broken` (an exchange failed: no more are tried).
     """
 
     def __init__(self, rank: int, size: int, seconds: float, on_failure: Callable[[], None]) -> None:
@@ -30,7 +28,6 @@ class Waiting:
         self.seconds = seconds
         self.phase_name = "join"
         self.broken = False
-        self.device = torch.device("cpu")  # of small messages
         self._on_failure = on_failure
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from infoflow_kv.cli import options
 from infoflow_kv.cli.bench import setting as given
 from infoflow_kv.cli.bench.tables import took
 from infoflow_kv.cli.evaluation.lists import numbers
-from infoflow_kv.cli.output import emit, emit_table, status
+from infoflow_kv.cli.output import emit, emit_table, note, status
 from infoflow_kv.errors import OptionError
 
 MOST_RANKS = 64
@@ -59,6 +59,15 @@ Counts = Annotated[
         rich_help_panel="Measuring",
     ),
 ]
+Join = Annotated[
+    bool,
+    typer.Option(
+        "--join",
+        help="Join the documents to one, so that chunks are as long as --chunk-tokens says, however short they are.",
+        show_default=False,
+        rich_help_panel="Request",
+    ),
+]
 RankThreads = Annotated[
     int, typer.Option("--threads", metavar="N", help="Threads of torch in each rank.", rich_help_panel="Ranks")
 ]
@@ -71,8 +80,8 @@ Shape = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="A model, or shape:NAME:LAYERS for random weights in the shape of qwen3-0.6b, qwen3-1.7b, qwen3-14b, "
-        "llama-3.2-1b or llama-3.1-8b.",
+        help="A model, or shape:NAME:LAYERS for random weights in the shape of qwen2.5-1.5b, qwen3-0.6b, qwen3-1.7b, "
+        "qwen3-14b, llama-3.2-1b or llama-3.1-8b.",
         rich_help_panel="Model",
     ),
 ]
@@ -89,6 +98,7 @@ def sp(
     link: Link = None,
     documents: given.Documents = None,
     question: given.Question = None,
+    join: Join = False,
     repeats: given.Repeats = 3,
     count: Counts = True,
     threads: RankThreads = 1,
@@ -109,7 +119,8 @@ def sp(
     Examples:
 
     \b
-        infoflow-kv bench sp --ranks 1,2,4 --arms ring,gather,infoflow --layouts Q,H --states cached,cold
+        infoflow-kv bench sp --ranks 1,2,4 --arms ring,gather,infoflow --layouts Q,H --states cached,cold \\
+          --model shape:qwen3-0.6b:4
         infoflow-kv bench sp --ranks 4 --tokens 8000 --model shape:qwen3-0.6b:4 --link 100gbe --no-count
         infoflow-kv bench sp --model-only
     """
@@ -129,6 +140,7 @@ def sp(
 
     from infoflow_kv.benchmark.sp import measure_all
     from infoflow_kv.benchmark.sp_job import SpJob, make_arms
+    from infoflow_kv.evaluate.environment import environment
 
     chosen = make_arms(
         given.names(arms, "--arms"),
@@ -137,6 +149,7 @@ def sp(
         [c is True for c in cached],
     )
     records: list[dict[str, Any]] = []
+    where = environment()
     with status("starting ranks") as say:
         for length in given.lengths(tokens):
             job = SpJob(
@@ -147,17 +160,18 @@ def sp(
                 question=read[1],
                 tokens=length,
                 chunk_tokens=chunk_tokens,
+                joined=join,
                 arms=chosen,
                 repeats=repeats,
                 threads=threads,
                 folder=str(folder or ""),
                 counts=count,
             )
-            records += measure_all(job, sizes, link, say)
-    from infoflow_kv.evaluate.environment import environment
-
-    where = environment()
-    given.keep([record | {"environment": where} for record in records], file, as_json)
+            for found in measure_all(job, sizes, link, say, note):
+                given.keep([record | {"environment": where} for record in found], file, as_json)
+                records += found
+    if not records:
+        raise OptionError("nothing was measured: neither the model nor the ranks allow any of these arms")
     if not as_json:
         tell_measured(records)
     return 0
