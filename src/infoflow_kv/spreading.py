@@ -26,9 +26,8 @@ from infoflow_kv.records import Chunk, ChunkIdentity, ChunkInputs, ChunkKV, Cont
 from infoflow_kv.shapes import Int, Tensor
 from infoflow_kv.supply import Parts, Supply
 
-# How many times the usual limit a phase gets. In "load" each rank prefills its chunks, and the others may have less to
-# do; "move" is the one exchange that grows with the whole context.
-PHASE_TIMES = {"load": 10.0, "move": 10.0}
+# In "load" each rank prefills its chunks, and the others may have less to do: they wait so many times the usual limit.
+LOAD_TIMES = 10.0
 
 
 def spread_over(
@@ -92,7 +91,7 @@ class Spread:
         self._whole = Shard(group, query_layout(group.size), model.num_heads, model.num_kv_heads)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._group.phase(name, PHASE_TIMES.get(name, 1.0))
+        return self._group.phase(name, LOAD_TIMES if name == "load" else 1.0)
 
     def begin(self, prompt: Prompt, recipe: Recipe, num_new: int, seed: int, *, in_laboratory: bool) -> None:
         if in_laboratory:

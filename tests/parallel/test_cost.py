@@ -255,15 +255,19 @@ def test_the_page_is_made_of_the_model_and_of_what_was_measured(
     assert "| 32K | 3,190.5 | 2,350.1 | 914.0 | 3,181 | 997 | 768 | 663 | 605 |" in text
     assert "Nothing is measured yet." in text
     common = {
-        "model": "m", "dtype": "float32", "threads": 1, "ranks": 4, "context_tokens": 8031, "repeats": 1, "spread": 0.0,
+        "model": "m", "dtype": "float32", "threads": 1, "ranks": 4, "context_tokens": 8031, "chunks": 18, "repeats": 1, "spread": 0.0,
         "environment": {"processor": "P", "cores": 2, "torch": "2", "date": "d"}, "link": None, "interface_bytes": 0,
     }  # fmt: skip
     ring = common | {"arm": "ring", "layout": "Q", "ttft_seconds_median": 0.5, "sent_bytes": 4_000_000}
     ours = common | {"arm": "infoflow", "layout": "H", "ttft_seconds_median": 0.125, "sent_bytes": 1_000_000}
-    results.write_text(json.dumps(ring) + "\n" + json.dumps(ours) + "\n", encoding="utf-8")
+    alone = ring | {"ranks": 1, "layout": None, "ttft_seconds_median": 1.5, "sent_bytes": 0}
+    results.write_text("\n".join(map(json.dumps, (alone, ring, ours))), encoding="utf-8")
     assert tool.main(["--check"], page, results) == 1
     assert tool.main([], page, results) == 0
-    assert "| `infoflow` | 4 | H | 0.125 |  | 1.00 |  | 4.00 | 0.25 |" in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "8,031 context tokens in 18 chunks, loopback" in text
+    assert "| `infoflow` | 4 | H | 0.125 |  | 1.00 |  | 4.00 | 0.25 |" in text
+    assert "| full prefill | 1 |  | 1.5 |  | 0.00 |  | 1.00 |  |" in text
     page.write_text("# Page without blocks\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="no block table5"):
         tool.main([], page, results)
