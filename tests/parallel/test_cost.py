@@ -255,7 +255,8 @@ def test_the_page_is_made_of_the_model_and_of_what_was_measured(
     assert "| 32K | 3,190.5 | 2,350.1 | 914.0 | 3,181 | 997 | 768 | 663 | 605 |" in text
     assert "Nothing is measured yet." in text
     common = {
-        "model": "m", "dtype": "float32", "threads": 1, "ranks": 4, "context_tokens": 8031, "chunks": 18, "repeats": 1, "spread": 0.0,
+        "model": "m", "dtype": "float32", "threads": 1, "ranks": 4, "context_tokens": 8031, "chunks": 18,
+        "repeats": 1, "spread": 0.0,
         "environment": {"processor": "P", "cores": 2, "torch": "2", "date": "d"}, "link": None, "interface_bytes": 0,
     }  # fmt: skip
     ring = common | {"arm": "ring", "layout": "Q", "ttft_seconds_median": 0.5, "sent_bytes": 4_000_000}
