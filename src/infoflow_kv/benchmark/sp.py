@@ -86,7 +86,7 @@ def measure_sp(
     path = Path(job.folder) / f"job{ranks}.json"
     job.write(path)
     with nullcontext() if link is None else links(ranks, f"{int(rate)}bit") as made:
-        say(f"{ranks} ranks" + (f", links of {rate / 1e6:.1f} Mbit/s" if link else ""))
+        say(f"{ranks} rank{'s' * (ranks > 1)}" + (f", links of {rate / 1e6:.1f} Mbit/s" if link else ""))
         seen = run_ranks(path, ranks, made, job, free_port())
     for label, reason in seen[0]["left_out"].items():
         (on_note or say)(f"{ranks} rank{'s' * (ranks > 1)}, {label} is left out: {reason}")

@@ -85,7 +85,12 @@ Model = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N.", rich_help_panel=_MODEL)]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="cpu, cuda or cuda:N; of several ranks, each takes its own.", rich_help_panel=_MODEL
+    ),
+]
 Store = Annotated[
     str | None,
     typer.Option(
@@ -158,7 +163,8 @@ Plan = Annotated[
     bool,
     typer.Option(
         "--plan/--no-plan",
-        help="Full prefill where that is predicted to be quicker, from what `ingest` measured of this machine.",
+        help="Full prefill where that is predicted to be quicker, from what `ingest` measured of this machine. One "
+        "process only.",
         rich_help_panel=_METHOD,
     ),
 ]

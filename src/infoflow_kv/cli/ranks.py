@@ -180,7 +180,7 @@ def described(engine: "Engine", method: str) -> dict[str, Any]:
         return {}
     spread = engine.place
     if not METHODS[method].reuse:
-        return {"ranks": spread.layout.ranks, "layout": "Q", "rule": "full prefill: keys and values go round the ranks"}
+        return {"ranks": spread.layout.ranks, "layout": "ring", "rule": "ring: keys and values go round the ranks"}
     return {"ranks": spread.layout.ranks, "layout": spread.layout.name, "rule": spread.rule}
 
 

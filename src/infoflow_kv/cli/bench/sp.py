@@ -47,7 +47,7 @@ Link = Annotated[
         metavar="NAME",
         help="Put each rank behind a link that is as slow for this machine as nvlink, 400g-infiniband, 100gbe or 10gbe "
         "is for a GPU (needs root and iproute2).",
-        show_default="(none: the loopback)",
+        show_default="none: the loopback",
         rich_help_panel="Ranks",
     ),
 ]
@@ -55,7 +55,8 @@ Counts = Annotated[
     bool,
     typer.Option(
         "--count/--no-count",
-        help="Count what each rank sends, in a pass of its own.",
+        help="Count the payload that each rank sends, in a pass of its own. On the wire: what its network interface "
+        "sent, with headers, where --link gives it one.",
         rich_help_panel="Measuring",
     ),
 ]
