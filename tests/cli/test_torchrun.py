@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,29 @@ def test_a_layout_needs_ranks(cli: Cli) -> None:
     result = cli("ask", QUESTION, "docs", "--layout", "H")
     assert result.code == 2
     assert result.err.startswith("error: --layout H says how several ranks share a request, and there is one; start")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RANK": "5"}, "RANK is '5'; expected a number from 0 to 1"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT is 'x'"),
+        ({"LOCAL_RANK": None}, "LOCAL_RANK is not set"),
+        ({"WORLD_SIZE": "1"}, "RANK is '1'; expected a number from 0 to 0"),
+    ],
+)
+def test_a_rank_whose_own_variables_are_wrong_says_so_at_once(
+    cli: Cli, as_rank: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str | None], words: str
+) -> None:
+    """Set by hand, they may be right on rank 0."""
+    as_rank(1)
+    for name, value in variables.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    start = time.monotonic()
+    result = cli("ask", QUESTION, "docs")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: {words}")
+    assert time.monotonic() - start < 5.0, "it need not leave last"
 
 
 def test_variables_that_contradict_each_other_are_told(cli: Cli, as_rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:

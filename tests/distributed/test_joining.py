@@ -1,5 +1,6 @@
 """What a process is told that was not started as a rank, or whose others do not come."""
 
+import socket
 import time
 from typing import Any
 
@@ -90,6 +91,15 @@ def test_the_other_rank_does_not_come(rank: int, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ParallelError, match=f"rank {rank} of 2, phase 'join'.*did not answer within 1 seconds"):
         Group.join(timeout_seconds=1.0)
     assert time.monotonic() - start < 10.0
+
+
+def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        variables = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": str(taken.getsockname()[1])}
+        for name, value in (GOOD | variables).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ParallelError, match="phase 'join': the port of MASTER_PORT is taken on this machine"):
+            Group.join(timeout_seconds=5.0)
 
 
 def joins_twice(group: Group) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VERBS = ("ask", "demo")
 
-_SET_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE")
 _PREPARE_SECONDS = 3600.0  # one rank may fetch a model while another has it; one that is lost is noticed at once
 _LEAVE_LAST_SECONDS = 10.0
 _TELL_LATER_SECONDS = 1.0
@@ -31,9 +31,15 @@ _TELL_LATER_SECONDS = 1.0
 def place() -> Place | None:
     """This process's place among several ranks; None for a process of its own, OptionError where the variables of
     torchrun contradict each other."""
-    if any(name not in os.environ for name in _SET_BY_TORCHRUN) or os.environ["WORLD_SIZE"] == "1":
+    if any(name not in os.environ for name in _SET_BY_TORCHRUN):
         return None
-    return from_environment(os.environ)
+    if (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1"):
+        return None
+    try:
+        return from_environment(os.environ)
+    except OptionError:
+        voice.speak()  # variables that were set by hand may be wrong on this rank alone
+        raise
 
 
 def check_verb(args: Sequence[str]) -> None:

@@ -43,6 +43,8 @@ class Waiting:
             self.broken = True
             self._on_failure()
             reason = f"another rank was lost or did not answer within {self.seconds:g} seconds"
+            if "EADDRINUSE" in str(error):
+                reason = "the port of MASTER_PORT is taken on this machine, and another one is needed"
             raise self.error(reason) from error
 
     def connect(self, work: Callable[[], _Made]) -> _Made:
