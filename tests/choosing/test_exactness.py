@@ -28,7 +28,7 @@ SELECTING = [name for name, m in METHODS.items() if m.selector is not None or m.
 BY_BUDGET = [name for name in SELECTING if METHODS[name].count is None]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", pytest.param("llama-dynamic", marks=pytest.mark.thorough)])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "llama-dynamic"])
 def engine(request):
     return Engine(wrap(tiny.hf_model(request.param), tiny.tokenizer(), request.param))
 
