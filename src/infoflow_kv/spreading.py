@@ -302,7 +302,7 @@ class Spread:
         def width(index: int) -> int:
             return 2 * model.num_layers * own * chunks[index].num_tokens * model.head_dim
 
-        with self.phase("move"):
+        with self._group.phase("move"):
             mine = sum(width(index) for index in whole)
             flat = torch.empty(team.size * mine, dtype=model.dtype, device=model.device)
             at = 0

@@ -12,7 +12,7 @@ from cli_runs import Cli, environment, save_model, write_documents
 
 from infoflow_kv.benchmark.sp_job import SpJob
 from infoflow_kv.errors import ComputeError
-from infoflow_kv.parallel.formulas import PHASES
+from infoflow_kv.parallel.group import REQUEST_PHASES
 
 
 def test_json_gives_the_records_of_all_three_tables(cli: Cli) -> None:
@@ -108,7 +108,7 @@ def test_arms_that_the_ranks_do_not_allow_are_left_out(cli: Cli, request_of_few_
     # Full prefill has the same first token by one rank, by a ring, and by gathering; nothing but phases is counted.
     assert len({r["first_token"] for r in result.records if "infoflow" not in r["arm"]}) == 1
     for record in by_ranks[2].values():
-        assert set(record["sent_bytes_by_phase"]) <= set(PHASES)
+        assert set(record["sent_bytes_by_phase"]) <= set(REQUEST_PHASES)
     assert "1 rank, gather is left out: with 1 rank it is the same as ring" in result.err
     assert "2 ranks, infoflow@0.15 HQ is left out: layout HQ does not exist for 2 ranks" in result.err
 

@@ -15,8 +15,8 @@ from infoflow_kv.models import wrap
 from infoflow_kv.ops.mass import Reduction
 from infoflow_kv.parallel.cost import Layout
 from infoflow_kv.parallel.counting import ByteCounter
-from infoflow_kv.parallel.formulas import PHASES, Scoring, Traffic, Widths, full_traffic, reuse_traffic
-from infoflow_kv.parallel.group import Group
+from infoflow_kv.parallel.formulas import Scoring, Traffic, Widths, full_traffic, reuse_traffic
+from infoflow_kv.parallel.group import REQUEST_PHASES, Group
 from infoflow_kv.records import Chunk, Prompt
 from infoflow_kv.spreading import Spread
 from infoflow_kv.store import MemoryStore
@@ -134,8 +134,8 @@ def sent(
             num_new = len(list(engine.place.decoding(steps)))
         formula = by_formula(engine, prompt, case, run.selection.slots.tolist(), kind, num_new, group.size)
         counted = counter.by_phase()
-        assert set(counted) <= set(PHASES)
-        by_phase = {phase: counted.get(phase, 0) for phase in PHASES}
+        assert set(counted) <= set(REQUEST_PHASES)
+        by_phase = {phase: counted.get(phase, 0) for phase in REQUEST_PHASES}
         shape = {"tokens": prompt.num_tokens, "prompt_rows": len(prompt.suffix_ids), "rows": list(formula.rows)}
         found.append({"case": case, "counted": by_phase, "formula": formula.sent(group.rank), **shape})
     return found

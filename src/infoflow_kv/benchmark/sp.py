@@ -83,13 +83,13 @@ def measure_sp(
         say("measuring this machine's rate")
         flops = rank_flops(ranks, job.dtype, job.threads)
         rate = scaled_bits_per_second(link, flops, 2 if job.dtype != "float32" else 4)
-    path = Path(job.folder) / f"job{ranks}.json"
+    path, who = Path(job.folder) / f"job{ranks}.json", f"{ranks} rank{'s' * (ranks > 1)}"
     job.write(path)
     with nullcontext() if link is None else links(ranks, f"{int(rate)}bit") as made:
-        say(f"{ranks} rank{'s' * (ranks > 1)}" + (f", links of {rate / 1e6:.1f} Mbit/s" if link else ""))
+        say(who + (f", links of {rate / 1e6:.1f} Mbit/s" if link else ""))
         seen = run_ranks(path, ranks, made, job, free_port())
     for label, reason in seen[0]["left_out"].items():
-        (on_note or say)(f"{ranks} rank{'s' * (ranks > 1)}, {label} is left out: {reason}")
+        (on_note or say)(f"{who}, {label} is left out: {reason}")
     return [
         record(job, ranks, seen, label)
         | {"link": link, "link_mbit": tidy(rate / 1e6), "rank_gflops": tidy(flops / 1e9)}

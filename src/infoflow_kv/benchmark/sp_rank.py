@@ -19,8 +19,7 @@ from infoflow_kv.models import LanguageModel, load, quiet_transformers
 from infoflow_kv.models.shaped import PREFIX, shaped
 from infoflow_kv.parallel.cost import query_layout
 from infoflow_kv.parallel.counting import ByteCounter
-from infoflow_kv.parallel.formulas import PHASES
-from infoflow_kv.parallel.group import Group
+from infoflow_kv.parallel.group import REQUEST_PHASES, Group
 from infoflow_kv.records import Document
 from infoflow_kv.spreading import Spread, find_layout
 from infoflow_kv.store import DiskStore
@@ -52,10 +51,12 @@ def run(job: SpJob, group: Group) -> dict[str, Any]:
     if any(arm.cached for arm in arms):
         fill(model, folder, job, (request, little), group)
     found: dict[str, Any] = {"rank": group.rank, "arms": {}, "left_out": left_out, "prompt": describe(request)}
+    if not arms:
+        return found
     for arm in arms:
         ask(model, arm, job, little, group, folder)  # connections, kernels
         found["arms"][arm.label] = {"rounds": []}
-    for turn in range(job.repeats if arms else 0):
+    for turn in range(job.repeats):
         for arm in rotated(arms, turn):
             found["arms"][arm.label]["rounds"].append(ask(model, arm, job, request, group, folder))
             if group.rank == 0:
@@ -66,7 +67,7 @@ def run(job: SpJob, group: Group) -> dict[str, Any]:
             with ByteCounter(group) as counter:
                 ask(model, arm, job, request, group, folder)
             sent = counter.by_phase()
-            found["arms"][arm.label]["sent_bytes"] = {phase: sent[phase] for phase in PHASES if phase in sent}
+            found["arms"][arm.label]["sent_bytes"] = {phase: sent[phase] for phase in REQUEST_PHASES if phase in sent}
     return found
 
 

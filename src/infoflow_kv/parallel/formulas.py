@@ -57,8 +57,6 @@ from infoflow_kv.parallel.cost import LSE_BYTES, Layout, query_layout
 from infoflow_kv.parallel.dealing import balanced, deal_chunks, deal_sources, members, zigzag
 from infoflow_kv.parallel.full import Baseline
 
-PHASES = ("begin", "load", "move", "score", "repair", "decode")
-
 DIGEST_BYTES = 32
 COUNTER_BYTES = 5 * 8
 TOKEN_BYTES = 8
@@ -122,7 +120,7 @@ class Traffic:
     baseline: Baseline | None = None
 
     def sent(self, rank: int) -> dict[str, int]:
-        """Phase → bytes that this rank sends in it, for all PHASES."""
+        """Phase → bytes that this rank sends in it, for all REQUEST_PHASES."""
         return {
             "begin": (self.layout.ranks - 1) * DIGEST_BYTES,
             "load": self._load(rank),

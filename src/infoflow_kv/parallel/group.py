@@ -18,9 +18,10 @@ from infoflow_kv.parallel.waiting import Waiting, started
 
 __all__ = ["Group", "Shift", "Team"]
 
-# What a request goes through, by the names that errors, byte counts and `timeouts` give it: "prepare" is everything
+# What a request goes through, by the names that errors, byte counts and `timeouts` give it; "prepare" is everything
 # before the first one.
-PHASES = ("prepare", "begin", "load", "move", "score", "repair", "decode")
+REQUEST_PHASES = ("begin", "load", "move", "score", "repair", "decode")
+PHASES = ("prepare", *REQUEST_PHASES)
 # How long `close` waits for ranks that are still at their last exchange.
 _FAREWELL_SECONDS = 5.0
 _FAREWELL_TAG = 1  # shifts have 0
@@ -70,9 +71,8 @@ class Group:
 
         `timeout_seconds` bounds every exchange, `timeouts` those of single phases, by a name of `PHASES`. `backend`:
         gloo, and NCCL for tensors on GPUs where there are any (a GPU for each rank then), unless given: for models on
-        CPUs give "gloo". `on_phase` is called with the name of each phase that
-        begins. Raises OptionError if torchrun's variables are missing or make no sense, ParallelError if a rank does
-        not come.
+        CPUs give "gloo". `on_phase` is called with the name of each phase that begins. Raises OptionError if torchrun's
+        variables are missing or make no sense, ParallelError if a rank does not come.
         """
         return cls(from_environment(os.environ), timeout_seconds, backend, on_phase, timeouts)
 
